@@ -29,7 +29,7 @@ help:
 	@echo 'make test      the tests, without those marked slow   (ARGS=... for pytest)'
 	@echo 'make test-slow those marked slow                      (PART=2/12 for the second of 12 pieces)'
 	@echo 'make test-all  every test'
-	@echo 'make check     ruff and mypy'
+	@echo 'make check     ruff (lint and format) and mypy'
 	@echo 'make venv      only make .venv from requirements.lock (PYTHON=... to choose CPython 3.10 or 3.11)'
 	@echo 'make proto     the control plane'"'"'s messages from their description again'
 	@echo 'make lock      resolve pyproject.toml into requirements.lock again'
@@ -58,7 +58,7 @@ test-all: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "" $(ARGS)
 
 check: $(STAMP)
-	@$(BIN)/ruff check --quiet --output-format concise . && echo 'ruff: ok'
+	@$(BIN)/ruff check --quiet --output-format concise . && $(BIN)/ruff format --quiet --check . && echo 'ruff: ok'
 	@$(BIN)/mypy
 
 venv: $(STAMP)

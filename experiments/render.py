@@ -64,9 +64,13 @@ def execute(path: Path, parameters: str = "") -> Any:
     (cell,) = (c for c in notebook.cells if "parameters" in c.metadata.get("tags", []))
     cell.source += f"\n{parameters}"
     NotebookClient(
-        notebook, timeout=600, kernel_name="python3", record_timing=False, coalesce_streams=True,
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(FOLDER.parent)}},
-    ).execute()  # fmt: skip
+    ).execute()
     del notebook.cells[0]
     for cell, source in zip(notebook.cells, sources, strict=True):
         cell.source = source
@@ -132,9 +136,7 @@ def further_completions(files: Files) -> list[str]:
 
 def standard(files: Files) -> list[str]:
     """Return seconds and traffic, network by network, of runs that are compared with no others."""
-    return [
-        text for name, data in files.items() for text in completions({name: data})[:4]
-    ]
+    return [text for name, data in files.items() for text in completions({name: data})[:4]]
 
 
 @dataclass(frozen=True)
@@ -166,9 +168,7 @@ def single(
     return Tables((name,), of, seconds)
 
 
-def printed(
-    name: str, table: Callable[[dict[str, Any]], str], *, seconds: bool = True
-) -> Tables:
+def printed(name: str, table: Callable[[dict[str, Any]], str], *, seconds: bool = True) -> Tables:
     """Return the table that a study prints."""
 
     def paragraphs(data: dict[str, Any], origin: str) -> list[str]:

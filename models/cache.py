@@ -194,9 +194,7 @@ def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, 
         for s, b in zip(shown, owned, strict=True)
     ]
     shift = jnp.max(jnp.concatenate(scores, axis=-1), axis=-1, keepdims=True)
-    weights = [
-        jnp.where(s, jnp.exp(z - shift), 0.0) for s, z in zip(shown, scores, strict=True)
-    ]
+    weights = [jnp.where(s, jnp.exp(z - shift), 0.0) for s, z in zip(shown, scores, strict=True)]
     masses = [jnp.sum(w, axis=-1, keepdims=True) for w in weights]
     numerators = [w @ b.values for w, b in zip(weights, owned, strict=True)]
     return _total(numerators) / _total(masses), jnp.int32(0)

@@ -74,7 +74,9 @@ def calibrated(
     try:
         chosen = replace(
             plain,
-            stream_shift=shift, norm_low=tuple(lows), norm_high=tuple(highs),
+            stream_shift=shift,
+            norm_low=tuple(lows),
+            norm_high=tuple(highs),
             public_rows=_misfits([s.squares[:, :public] * scale for s in seen], lows, highs),
             largest_activation=tuple(_activation_above(b) for b in found.blocks),
             largest_score=tuple(_score_above(b.score) for b in found.blocks),
@@ -83,7 +85,7 @@ def calibrated(
                 for s, check in zip(inner, checked, strict=True)
             ),
             logit_spread=max(LEAST_SPREAD, _power(max(found.spread, 1.0), math.ceil)),
-        )  # fmt: skip
+        )
     except ValueError as exc:
         raise InputError(f"this model cannot be served: {exc}{'' if public else _BEGIN}") from None
     if _misfits([rows.squares * scale], lows, highs):

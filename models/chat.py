@@ -95,8 +95,10 @@ class Template:
         try:
             text = environment.from_string(self.source).render(
                 messages=[{"role": m.role, "content": m.content} for m in messages],
-                bos_token=self.bos_token, eos_token=self.eos_token, add_generation_prompt=True,
-            )  # fmt: skip
+                bos_token=self.bos_token,
+                eos_token=self.eos_token,
+                add_generation_prompt=True,
+            )
         except Exception as error:  # a template may raise anything
             said = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
             raise InputError(f"the model's chat template refuses this chat: {said}") from None

@@ -40,9 +40,7 @@ class Proposer:
         """Return logits [vocab] of the token after `tokens`; -inf: certainly not this one."""
         raise NotImplementedError
 
-    def propose(
-        self, context: list[int], count: int, pick: Pick
-    ) -> tuple[list[int], np.ndarray]:
+    def propose(self, context: list[int], count: int, pick: Pick) -> tuple[list[int], np.ndarray]:
         """Return `count` drafts after `context` (token ids), and the distributions they were drawn
         from, float64 [count, vocab].
         """

@@ -120,9 +120,13 @@ class ModelConfig(Ranges):
         return 1
 
     def normalised(
-        self, x: Array, site: int, gain: float = 1.0, normalise: Callable[..., Any] = rms_norm,
+        self,
+        x: Array,
+        site: int,
+        gain: float = 1.0,
+        normalise: Callable[..., Any] = rms_norm,
         unchecked: Unchecked | None = None,
-    ) -> tuple[Array, Array]:  # fmt: skip
+    ) -> tuple[Array, Array]:
         """Return the rows x [n, d] of the residual stream, normalised by norm number `site` and
         times `gain`; and a count (int32) of what left the range, in x or in the `unchecked` rows,
         which this norm's messages check.
@@ -130,9 +134,14 @@ class ModelConfig(Ranges):
         low, high = self.norm_range(site)
         others = () if unchecked is None else (unchecked,)
         normed, outside = normalise(
-            x, *(rows for rows, _ in others), epsilon=self.norm_epsilon, gain=gain, low=low,
-            high=min(high, norm_high(self.width)), longest=tuple(most for _, most in others),
-        )  # fmt: skip
+            x,
+            *(rows for rows, _ in others),
+            epsilon=self.norm_epsilon,
+            gain=gain,
+            low=low,
+            high=min(high, norm_high(self.width)),
+            longest=tuple(most for _, most in others),
+        )
         return normed, outside
 
     def with_layers(self, count: int) -> Any:

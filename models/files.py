@@ -35,9 +35,15 @@ _MOST_SHARDS = 1000
 _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
 
 _ALL = (
-    CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE, RANGES_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE,
-    GENERATION_FILE, TEMPLATE_FILE,
-)  # fmt: skip
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    INDEX_FILE,
+    RANGES_FILE,
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    GENERATION_FILE,
+    TEMPLATE_FILE,
+)
 
 
 def files_of(directory: Path) -> list[Path]:

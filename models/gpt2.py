@@ -134,9 +134,14 @@ def fold(params: Params, config: GPT2Config) -> Params:
 
 
 def embed(
-    weights: Params, config: GPT2Config, tokens: Array, positions: Array, *,
-    start: Array | int = 0, hidden: bool = False,
-) -> Array:  # fmt: skip
+    weights: Params,
+    config: GPT2Config,
+    tokens: Array,
+    positions: Array,
+    *,
+    start: Array | int = 0,
+    hidden: bool = False,
+) -> Array:
     """Embed tokens as `Family` says. Tokens and positions that are both secret take one product."""
     if tokens.ndim == 1:
         return weights["wte"][tokens] + weights["wpe"][positions + start]
@@ -240,9 +245,7 @@ def parse(raw: Mapping[str, Any]) -> GPT2Config:
     """Return the shape in `config.json`, having checked that this module computes this model."""
     activation = raw.get("activation_function", "gelu_new")
     if activation not in ACTIVATIONS:
-        raise InputError(
-            f"has activation_function {shown(activation)}; only gelu_new is supported"
-        )
+        raise InputError(f"has activation_function {shown(activation)}; only gelu_new is supported")
     check_switches(raw, FIXED_SWITCHES)
     for other, name in _OTHER_NAMES.items():
         if other in raw and raw[other] != raw.get(name):

@@ -22,14 +22,7 @@ from safetensors.numpy import save
 
 from models import ranges
 from models.family import ModelConfig, Params, family_named, family_of
-from models.files import (
-    CONFIG_FILE,
-    RANGES_FILE,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    place_of,
-    read_json,
-)
+from models.files import CONFIG_FILE, RANGES_FILE, TOKENIZER_FILE, WEIGHTS_FILE, place_of, read_json
 from models.shards import Weights, open_weights
 from models.vocabulary import tokens_beside
 from spu_llm.core.errors import InputError
@@ -104,9 +97,7 @@ def _with_ranges(config: ModelConfig, path: Path, raw: Mapping[str, Any]) -> Mod
         raise InputError(f"{path} has ranges that cannot be: {error}; calibrate again") from None
 
 
-def load_model(
-    directory: Path, ranges_file: Path | None = None
-) -> tuple[ModelConfig, Params]:
+def load_model(directory: Path, ranges_file: Path | None = None) -> tuple[ModelConfig, Params]:
     """Return configuration (`load_config`) and parameters (float32 numpy arrays) of a model."""
     return _loaded(directory, _stored_config(directory, ranges_file))
 

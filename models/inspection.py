@@ -16,13 +16,7 @@ from models.family import ModelConfig, Params, bounds_of, family_of
 from models.ranges import LARGEST_LINEAR, Bounds, of_site
 from protocols.arithmetic.projection import GAP, PROJECTIONS, least_bits
 from protocols.bits.compare import sign_cost
-from protocols.functions.nonlinear import (
-    PIECES,
-    activation_bits,
-    norm_high,
-    norm_lines,
-    score_bits,
-)
+from protocols.functions.nonlinear import PIECES, activation_bits, norm_high, norm_lines, score_bits
 
 CHECKED, PROVED = "checked", "proved"
 _SOFTMAX_ERROR = 4e-4  # relative (`protocols.functions.nonlinear`)
@@ -74,9 +68,18 @@ def sites(
     yield _norm(config, None, 2 * config.layers, "last norm", rows)
     spread = config.logit_spread
     yield Site(
-        None, "spread of logits", found.spread, None, 0.0, spread, PROVED, spread / found.spread,
-        "-", 0, 0,
-    )  # fmt: skip
+        None,
+        "spread of logits",
+        found.spread,
+        None,
+        0.0,
+        spread,
+        PROVED,
+        spread / found.spread,
+        "-",
+        0,
+        0,
+    )
 
 
 def _norm(config: ModelConfig, block: int | None, site: int, name: str, rows: Seen | None) -> Site:
@@ -88,18 +91,36 @@ def _norm(config: ModelConfig, block: int | None, site: int, name: str, rows: Se
         seen = float(rows.squares[site].min()), float(rows.squares[site].max())
         room = math.sqrt(min(high / seen[1], seen[0] / low))
     return Site(
-        block, name, None, seen, low, high, CHECKED, room, f"{lines.error:.1e} of it",
-        len(lines.thresholds) + 2 * len(lines.above) + 2 * PROJECTIONS, lines.bits,
-    )  # fmt: skip
+        block,
+        name,
+        None,
+        seen,
+        low,
+        high,
+        CHECKED,
+        room,
+        f"{lines.error:.1e} of it",
+        len(lines.thresholds) + 2 * len(lines.above) + 2 * PROJECTIONS,
+        lines.bits,
+    )
 
 
 def _scores(config: ModelConfig, block: int, found: Bounds) -> Site:
     largest = of_site(config.largest_score, block)
     heads = config.kv_heads * config.query_groups
     return Site(
-        block, "scores, of a row before it", found.score, None, -largest, largest, PROVED,
-        largest / found.score, f"{_SOFTMAX_ERROR:.0e} of it", heads, score_bits(largest),
-    )  # fmt: skip
+        block,
+        "scores, of a row before it",
+        found.score,
+        None,
+        -largest,
+        largest,
+        PROVED,
+        largest / found.score,
+        f"{_SOFTMAX_ERROR:.0e} of it",
+        heads,
+        score_bits(largest),
+    )
 
 
 def _inputs(config: ModelConfig, block: int, found: Bounds, weights: Any) -> Site:
@@ -107,10 +128,18 @@ def _inputs(config: ModelConfig, block: int, found: Bounds, weights: Any) -> Sit
     function = PIECES["silu" if "gate_up" in weights else "gelu"]
     width = _last(weights).shape[0]
     return Site(
-        block, "feed-forward inputs", found.activation, None, -largest, largest, PROVED,
-        largest / found.activation, f"{function.error:.1e}", len(function.thresholds) * width,
+        block,
+        "feed-forward inputs",
+        found.activation,
+        None,
+        -largest,
+        largest,
+        PROVED,
+        largest / found.activation,
+        f"{function.error:.1e}",
+        len(function.thresholds) * width,
         activation_bits(largest),
-    )  # fmt: skip
+    )
 
 
 def _last(block: Params) -> Any:
@@ -118,9 +147,7 @@ def _last(block: Params) -> Any:
     return block["down" if "down" in block else "proj"]["weight"]
 
 
-def _inner(
-    config: ModelConfig, block: int, found: Bounds, width: int, rows: Seen | None
-) -> Site:
+def _inner(config: ModelConfig, block: int, found: Bounds, width: int, rows: Seen | None) -> Site:
     """Return the site of rows that go into the last matrix; where they are checked, what passes
     fits the matrix.
     """
@@ -131,15 +158,21 @@ def _inner(
         seen = float(rows.inner[block].min()), float(rows.inner[block].max())
     if not longest:
         most = LARGEST_LINEAR / found.per_length
-        return Site(
-            block, "rows of gates", bound, seen, 0.0, most, PROVED, most / bound, "-", 0, 0
-        )  # fmt: skip
+        return Site(block, "rows of gates", bound, seen, 0.0, most, PROVED, most / bound, "-", 0, 0)
     assert GAP * longest * found.per_length < LARGEST_LINEAR, "ranges were checked"
     return Site(
-        block, "rows of gates", bound, seen, 0.0, longest, CHECKED,
-        None if seen is None else longest / seen[1], "-", 2 * PROJECTIONS,
+        block,
+        "rows of gates",
+        bound,
+        seen,
+        0.0,
+        longest,
+        CHECKED,
+        None if seen is None else longest / seen[1],
+        "-",
+        2 * PROJECTIONS,
         least_bits(width, longest),
-    )  # fmt: skip
+    )
 
 
 def table(found: Sequence[Site]) -> str:
@@ -147,14 +180,20 @@ def table(found: Sequence[Site]) -> str:
     lines = [_HEAD]
     for site in found:
         seen = "-" if site.seen is None else f"{site.seen[0]:.3g} to {site.seen[1]:.3g}"
-        lines.append((
-            "-" if site.block is None else str(site.block), site.name,
-            "-" if site.bound is None else f"{site.bound:.3g}", seen,
-            f"{site.low:.3g} to {site.high:.3g}", site.held,
-            "-" if site.head_room is None else f"{site.head_room:.2g}", site.error,
-            f"{site.comparisons} of {site.bits} bits" if site.comparisons else "-",
-            f"{site.bytes:,}" if site.comparisons else "-",
-        ))  # fmt: skip
+        lines.append(
+            (
+                "-" if site.block is None else str(site.block),
+                site.name,
+                "-" if site.bound is None else f"{site.bound:.3g}",
+                seen,
+                f"{site.low:.3g} to {site.high:.3g}",
+                site.held,
+                "-" if site.head_room is None else f"{site.head_room:.2g}",
+                site.error,
+                f"{site.comparisons} of {site.bits} bits" if site.comparisons else "-",
+                f"{site.bytes:,}" if site.comparisons else "-",
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -163,6 +202,14 @@ def table(found: Sequence[Site]) -> str:
 
 
 _HEAD = (
-    "block", "site", "weights bound", "text showed", "range", "held by", "head-room", "error",
-    "comparisons of a row", "their bytes",
-)  # fmt: skip
+    "block",
+    "site",
+    "weights bound",
+    "text showed",
+    "range",
+    "held by",
+    "head-room",
+    "error",
+    "comparisons of a row",
+    "their bytes",
+)

@@ -45,8 +45,11 @@ class LlamaConfig(ModelConfig):
     layers_name: ClassVar[str] = "num_hidden_layers"
     context_name: ClassVar[str] = "max_position_embeddings"
     width_names: ClassVar[tuple[str, ...]] = (
-        "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-    )  # fmt: skip
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
     epsilon_name: ClassVar[str] = "rms_norm_eps"
 
     max_position_embeddings: int
@@ -85,9 +88,13 @@ class LlamaConfig(ModelConfig):
     def rotary(self) -> rope.Rope:
         """Return how positions turn queries and keys."""
         return rope.Rope(
-            self.rope_theta, self.rope_kind, self.rope_factor, self.rope_low, self.rope_high,
+            self.rope_theta,
+            self.rope_kind,
+            self.rope_factor,
+            self.rope_low,
+            self.rope_high,
             self.rope_context,
-        )  # fmt: skip
+        )
 
     @property
     def kv_heads(self) -> int:
@@ -115,11 +122,15 @@ def init_params(config: LlamaConfig, key: Array) -> Params:
     def block() -> Params:
         return {
             "ln_1": jnp.ones(d),
-            "q": normal(d, queries), "k": normal(d, few), "v": normal(d, few),
+            "q": normal(d, queries),
+            "k": normal(d, few),
+            "v": normal(d, few),
             "o": normal(queries, d),
             "ln_2": jnp.ones(d),
-            "gate": normal(d, inner), "up": normal(d, inner), "down": normal(inner, d),
-        }  # fmt: skip
+            "gate": normal(d, inner),
+            "up": normal(d, inner),
+            "down": normal(inner, d),
+        }
 
     params = {
         "embed": normal(config.vocab_size, d),
@@ -172,9 +183,14 @@ def turns(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
 
 
 def embed(
-    weights: Params, config: LlamaConfig, tokens: Array, positions: Array, *,
-    start: Array | int = 0, hidden: bool = False,
-) -> Array:  # fmt: skip
+    weights: Params,
+    config: LlamaConfig,
+    tokens: Array,
+    positions: Array,
+    *,
+    start: Array | int = 0,
+    hidden: bool = False,
+) -> Array:
     """Embed tokens as `Family` says. Positions enter in every block instead."""
     if tokens.ndim == 1:
         return weights["embed"][tokens]
@@ -217,9 +233,7 @@ def mlp(x: Array, layer: Layer) -> Array:
 def bounds(block: Params, config: LlamaConfig) -> Bounds:
     """Return what activations of a block can reach, as `Family` says."""
     d, heads, few = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-    qkv, out, gate_up, down = (
-        Linear.of(block[name]) for name in ("qkv", "out", "gate_up", "down")
-    )
+    qkv, out, gate_up, down = (Linear.of(block[name]) for name in ("qkv", "out", "gate_up", "down"))
     queries, keys = config.head_widths
     query, key, value = qkv.columns([queries, queries + keys])
     gate, up = gate_up.columns(2)
@@ -250,10 +264,7 @@ def bounds(block: Params, config: LlamaConfig) -> Bounds:
 # ---- the checkpoint
 
 # The `config.json` switches that change the arithmetic, with the only value computed here.
-FIXED_SWITCHES: Mapping[str, Any] = {
-    "attention_bias": False,
-    "mlp_bias": False,
-}
+FIXED_SWITCHES: Mapping[str, Any] = {"attention_bias": False, "mlp_bias": False}
 
 # Hugging Face parameter name -> path in `Params`; {} stands for the layer number.
 NAMES: Mapping[str, tuple[str, ...]] = {

@@ -79,6 +79,12 @@ def describe(config: Qwen2Config) -> dict[str, Any]:
 
 
 FAMILY = replace(
-    llama.FAMILY, config=Qwen2Config, parse=parse, describe=describe, init=init_params, fold=fold,
-    bounds=bounds, names={**llama.NAMES, **_BIASES},
-)  # fmt: skip
+    llama.FAMILY,
+    config=Qwen2Config,
+    parse=parse,
+    describe=describe,
+    init=init_params,
+    fold=fold,
+    bounds=bounds,
+    names={**llama.NAMES, **_BIASES},
+)

@@ -171,10 +171,14 @@ def check_blocks(found: Sequence[Bounds], config: Ranges) -> None:
             (bounds.value, LARGEST_VALUE),
         )
         for name, bound, chosen, most in (
-            ("feed-forward inputs", bounds.activation, config.largest_activation,
-             LARGEST_ACTIVATION),
+            (
+                "feed-forward inputs",
+                bounds.activation,
+                config.largest_activation,
+                LARGEST_ACTIVATION,
+            ),
             ("attention scores", bounds.score, config.largest_score, LARGEST_SCORE),
-        ):  # fmt: skip
+        ):
             _check_chosen(place, name, bound, of_site(chosen, i), most)
 
 

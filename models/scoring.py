@@ -43,9 +43,11 @@ class Scorer:
     def begin(self, context: Sequence[int]) -> Scored:
         """Return one text, the context (one token or more), of log-probability 0."""
         empty = Scored(
-            np.zeros((1, 0), np.int32), np.zeros(1), np.zeros((1, self.vocab_size), np.float32),
+            np.zeros((1, 0), np.int32),
+            np.zeros(1),
+            np.zeros((1, self.vocab_size), np.float32),
             self._config.empty_cache(self._room),
-        )  # fmt: skip
+        )
         begun = self.extended(empty, np.zeros(1, int), np.asarray(context, np.int32)[None])
         return Scored(begun.tokens, np.zeros(1), begun.next, begun._cache)
 
@@ -73,9 +75,11 @@ class Scorer:
         """Return the texts of these numbers [m]."""
         lanes = np.pad(numbers, (0, _power(len(numbers)) - len(numbers)))
         return Scored(
-            texts.tokens[numbers], texts.total[numbers], texts.next[numbers],
+            texts.tokens[numbers],
+            texts.total[numbers],
+            texts.next[numbers],
             self._chosen(texts._cache, lanes),
-        )  # fmt: skip
+        )
 
     def log_probability(self, context: Sequence[int], rest: np.ndarray) -> np.ndarray:
         """Return log-probabilities, float64 [m], of the tokens `rest` [m, k] after the context."""
@@ -97,9 +101,14 @@ def _chosen(heads: int, cache: Block, parents: jax.Array) -> Block:
 
 
 def _run(
-    config: ModelConfig, weights: Params, cache: Block, parents: jax.Array, tokens: jax.Array,
-    at: jax.Array, last: jax.Array,
-) -> tuple[jax.Array, jax.Array, Block]:  # fmt: skip
+    config: ModelConfig,
+    weights: Params,
+    cache: Block,
+    parents: jax.Array,
+    tokens: jax.Array,
+    at: jax.Array,
+    last: jax.Array,
+) -> tuple[jax.Array, jax.Array, Block]:
     """Score tokens [m, k] after the first `at` rows of the lanes `parents`: return
     log-probabilities of all but the first, [m, k - 1], and of what comes after number `last`, [m,
     vocab]; and their cache.
@@ -139,9 +148,13 @@ def lanes_after(
 
 
 def _forward(
-    config: ModelConfig, weights: Params, tokens: jax.Array, cache: Block, at: jax.Array,
+    config: ModelConfig,
+    weights: Params,
+    tokens: jax.Array,
+    cache: Block,
+    at: jax.Array,
     last: jax.Array,
-) -> tuple[jax.Array, jax.Array, Block]:  # fmt: skip
+) -> tuple[jax.Array, jax.Array, Block]:
     """Score a few lanes at once, as `_run` says, after the rows of `cache`."""
     m, k = tokens.shape
     out, written = lanes_after(config, weights, tokens, cache, at)

@@ -68,9 +68,10 @@ class TextFormat:
             raise InputError(f"{path} has other fields than {', '.join(sorted(_FIELDS))}")
         stated = content["eos_token_id"]
         tokenizer = Tokenizer.of(
-            Path("its tokenizer"), content["tokenizer"],
+            Path("its tokenizer"),
+            content["tokenizer"],
             lambda tokens: checked_eos_ids(path, stated, len(tokens)),
-        )  # fmt: skip
+        )
         template = _template(path, content["chat_template"])
         return TextFormat(tokenizer, template, _digest(document), document)
 

@@ -18,9 +18,18 @@ _MOST_ADDED = 64  # tokens, and pieces, around a text
 
 # Characters that may come of one; of what is not named here, _ANY.
 _GROWTH = {
-    "Split": 1, "Digits": 1, "Punctuation": 1, "Whitespace": 1, "WhitespaceSplit": 1,
-    "CharDelimiterSplit": 1, "Strip": 1, "StripAccents": 1, "Metaspace": 2, "NFKC": 18, "NFKD": 18,
-}  # fmt: skip
+    "Split": 1,
+    "Digits": 1,
+    "Punctuation": 1,
+    "Whitespace": 1,
+    "WhitespaceSplit": 1,
+    "CharDelimiterSplit": 1,
+    "Strip": 1,
+    "StripAccents": 1,
+    "Metaspace": 2,
+    "NFKC": 18,
+    "NFKD": 18,
+}
 _ANY = 4
 _SEVERAL = ("normalizers", "pretokenizers", "processors")
 
@@ -85,8 +94,11 @@ def _of_template(part: dict[str, Any]) -> float:
     pieces, known = part.get("single"), part.get("special_tokens")
     pieces = pieces if isinstance(pieces, list) else []
     tokens = known.values() if isinstance(known, dict) else []
-    added = [len(ids) for one in tokens if isinstance(one, dict)
-             and isinstance(ids := one.get("ids"), list)]  # fmt: skip
+    added = [
+        len(ids)
+        for one in tokens
+        if isinstance(one, dict) and isinstance(ids := one.get("ids"), list)
+    ]
     if len(pieces) > _MOST_ADDED or max(added, default=0) > _MOST_ADDED:
         return math.inf
     return max(1, sum(isinstance(piece, dict) and "Sequence" in piece for piece in pieces))

@@ -36,10 +36,23 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Provider", "Client", "CompletionOptions", "Message", "Event", "Stage", "Making", "Text",
-    "Step", "Completion", "Prepared", "NoRoom", "SpuLlmError", "InputError", "PeerError",
+    "Provider",
+    "Client",
+    "CompletionOptions",
+    "Message",
+    "Event",
+    "Stage",
+    "Making",
+    "Text",
+    "Step",
+    "Completion",
+    "Prepared",
+    "NoRoom",
+    "SpuLlmError",
+    "InputError",
+    "PeerError",
     "WorkerError",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,11 +12,7 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from spu_llm.runtime.simulation import Simulation  # noqa: E402
-from tests.parts import (  # noqa: E402
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_sessionfinish,
-)
+from tests.parts import pytest_addoption, pytest_collection_modifyitems, pytest_sessionfinish  # noqa: E402
 
 __all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_sessionfinish"]
 

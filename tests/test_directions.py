@@ -57,10 +57,13 @@ ALLOWED: dict[str, list[str]] = {
     "experiments.benchmarks": [*STUDY, "experiments.spu_baseline"],
     "experiments.cost_model": [*STUDY, "experiments.spu_baseline", "experiments.benchmarks"],
     "experiments.claims": [
-        *STUDY, "experiments.spu_baseline", "experiments.benchmarks", "experiments.cost_model",
+        *STUDY,
+        "experiments.spu_baseline",
+        "experiments.benchmarks",
+        "experiments.cost_model",
         "spu_llm.testing",  # a dealer of correlated randomness
     ],
-}  # fmt: skip
+}
 # The package's own files: `python -m spu_llm`, `python -m experiments.render`, nothing in others.
 ALLOWED |= {
     "spu_llm": ["spu_llm.api", "spu_llm.app", "spu_llm.core", "models"],
@@ -141,11 +144,12 @@ def test_files_have_no_circles() -> None:
     known = modules()
     graph = {
         module: {
-            target for target, _, in_text in imports_of(path, known)
+            target
+            for target, _, in_text in imports_of(path, known)
             if not in_text and target != module
         }
         for module, path in known.items()
-    }  # fmt: skip
+    }
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the files of a circle
     with pytest.raises(graphlib.CycleError):
         graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()

@@ -43,8 +43,10 @@ def fetched(requirements: Path, tmp_path: Path) -> Fetched:
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["sh", SCRIPT, sys.executable, requirements, tmp_path / "out" / "model.gguf"],
-            env=asks, capture_output=True, text=True,
-        )  # fmt: skip
+            env=asks,
+            capture_output=True,
+            text=True,
+        )
 
     return run
 

@@ -18,9 +18,7 @@ PACKAGES = ("spu_llm", "protocols", "models", "experiments")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     source = tmp_path_factory.mktemp("source")
     for name in PACKAGES:
-        shutil.copytree(
-            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     code = "from setuptools import build_meta; build_meta.build_wheel('dist')"
@@ -45,10 +43,14 @@ def test_the_wheel_holds_what_the_repository_shows(wheel: zipfile.ZipFile) -> No
     names = set(wheel.namelist())
     wanted = [
         path
-        for folder in ("models/shipped", "experiments/data", "experiments/figures",
-                       "experiments/notebooks")
+        for folder in (
+            "models/shipped",
+            "experiments/data",
+            "experiments/figures",
+            "experiments/notebooks",
+        )
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and not path.name.startswith(".")
-    ]  # fmt: skip
+    ]
     assert ROOT / "models" / "shipped" / "README.md" in wanted
     assert {path.relative_to(ROOT).as_posix() for path in wanted} <= names

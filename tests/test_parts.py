@@ -22,8 +22,10 @@ def run(directory: Path, *options: str) -> tuple[int, list[str], str]:
     command = [sys.executable, "-m", "pytest", "-p", "tests.parts", "-p", "no:cacheprovider", "-v"]
     done = subprocess.run(
         [*command, "--rootdir", str(directory), "-c", str(directory / "none.ini"), *options],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     passed = [line.split()[0] for line in done.stdout.splitlines() if " PASSED" in line]
     return done.returncode, passed, done.stdout + done.stderr
 

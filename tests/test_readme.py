@@ -21,9 +21,10 @@ PAGES = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 DOCUMENTS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
 BLOCKS = "\n".join(
-    block for text in TEXTS.values()
+    block
+    for text in TEXTS.values()
     for block in re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-)  # fmt: skip
+)
 COMMANDS = sorted({line.split("#")[0].strip() for line in BLOCKS.splitlines()})
 MOST_LINES = 150  # of the README
 

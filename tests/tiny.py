@@ -21,9 +21,14 @@ VOCAB = 288
 PRIVATE = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=1, n_head=2)
 PUBLIC = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=2)
 LLAMA = LlamaConfig(
-    VOCAB, max_position_embeddings=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-    num_attention_heads=4, num_key_value_heads=2,
-)  # fmt: skip
+    VOCAB,
+    max_position_embeddings=64,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
 
 
 def tiny_params(config: ModelConfig, seed: int) -> Params:

@@ -27,9 +27,15 @@ from spu_llm.net.control_plane import FIRST_BYTE
 from spu_llm.net.frames import HEADER_BYTES, PREAMBLE
 
 FATAL = (
-    "drop-before", "drop-after", "truncate", "half-close", "black-hole", "corrupt", "duplicate",
+    "drop-before",
+    "drop-after",
+    "truncate",
+    "half-close",
+    "black-hole",
+    "corrupt",
+    "duplicate",
     "reorder",
-)  # fmt: skip
+)
 DEEDS = (*FATAL, "delay")
 SIDES = ("client", "provider")
 DELAY_S = 2.5
@@ -98,9 +104,13 @@ class FaultyWire:
                 number += 1
 
     def _carry(
-        self, fault: Fault | None, side: str, source: socket.socket, sink: socket.socket,
+        self,
+        fault: Fault | None,
+        side: str,
+        source: socket.socket,
+        sink: socket.socket,
         hole: threading.Event,
-    ) -> None:  # fmt: skip
+    ) -> None:
         messages, count, late = _Messages(), 0, b""
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
@@ -130,9 +140,7 @@ class FaultyWire:
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)
 
-    def _ends(
-        self, deed: str, message: bytes, source: socket.socket, sink: socket.socket
-    ) -> bool:
+    def _ends(self, deed: str, message: bytes, source: socket.socket, sink: socket.socket) -> bool:
         """Whether both connections end here; that is done then."""
         passed = {"drop-before": 0, "truncate": len(message) // 2, "drop-after": len(message)}
         if deed not in passed:

@@ -82,8 +82,9 @@ def command(options: argparse.Namespace) -> None:
     result = {
         "networks": results,
         "failed": [f"{name}: {f}" for name, r in results.items() for f in r["failed"]],
-        "machine": asdict(machine()), "config": {"model": str(model), "tokens": options.tokens},
-    }  # fmt: skip
+        "machine": asdict(machine()),
+        "config": {"model": str(model), "tokens": options.tokens},
+    }
     commands.conclude(options, result, table(result))
 
 
@@ -112,23 +113,25 @@ def measure(model: Path, network: str, repeat: int, tokens: int) -> dict[str, An
     if len({tuple(run.pop("token_ids")) for run in runs}) != 1:
         raise SpuLlmError("the runs differ in their text; a near-tie has flipped")
     steps = {m: statistics.median(r["step_s"] for r in runs if r["mode"] == m) for m in MODES}
-    starts = {
-        m: statistics.median(r["start_s"] for r in runs if r["mode"] == m) for m in MODES[1:]
-    }
+    starts = {m: statistics.median(r["start_s"] for r in runs if r["mode"] == m) for m in MODES[1:]}
     added = {m: steps[m] / steps["direct"] for m in MODES[1:]}
     failed = [f"{m} adds too much to a step" for m, ratio in added.items() if ratio > MOST]
     failed += [f"{m}: a session starts too late" for m, s in starts.items() if s > START_S]
-    return {
-        "step_s": steps, "added": added, "start_s": starts, "runs": runs, "failed": failed,
-    }  # fmt: skip
+    return {"step_s": steps, "added": added, "start_s": starts, "runs": runs, "failed": failed}
 
 
 def table(result: dict[str, Any]) -> str:
     rows = [
         [network, *row] for network, found in result["networks"].items() for row in _rows(found)
     ]
-    heads = ("network", "connection", "decode step", "ratio", "start of a session (s)",
-             "until connected")  # fmt: skip
+    heads = (
+        "network",
+        "connection",
+        "decode step",
+        "ratio",
+        "start of a session (s)",
+        "until connected",
+    )
     return "\n".join(report.table(heads, rows))
 
 
@@ -137,9 +140,15 @@ def _rows(found: dict[str, Any]) -> list[list[str]]:
     for mode in MODES:
         runs = [run for run in found["runs"] if run["mode"] == mode]
         spread = f"{min(r['step_s'] for r in runs):.3f} to {max(r['step_s'] for r in runs):.3f}"
-        beside = [report.three(found["added"][mode]), report.three(found["start_s"][mode]),
-                  f"{1e3 * statistics.median(r['open_s'] for r in runs):.0f} ms",
-                  ] if mode in found["added"] else ["1", "-", "-"]  # fmt: skip
+        beside = (
+            [
+                report.three(found["added"][mode]),
+                report.three(found["start_s"][mode]),
+                f"{1e3 * statistics.median(r['open_s'] for r in runs):.0f} ms",
+            ]
+            if mode in found["added"]
+            else ["1", "-", "-"]
+        )
         rows.append([mode, f"{found['step_s'][mode]:.3f} s ({spread})", *beside])
     return rows
 
@@ -159,9 +168,13 @@ def _make_identities(folder: Path) -> None:
 
 
 def _served(
-    model: Path, network: str, request: Request, inputs: ClientInputs, tokenizer: Tokenizer,
+    model: Path,
+    network: str,
+    request: Request,
+    inputs: ClientInputs,
+    tokenizer: Tokenizer,
     folder: Path | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     began: list[float] = []
     opened: list[float] = []
 
@@ -186,12 +199,16 @@ def _served(
             server = replace(server, identity=known)
         started = time.monotonic()
         outcome, _ = run_as_client(
-            server, COMPLETION, request, inputs, on_event, tokenizer=tokenizer,
-            reads=files_of(model), wrap=connected,
-        )  # fmt: skip
-    return {
-        **_record(outcome.result), "start_s": began[0] - started, "open_s": opened[0] - started,
-    }  # fmt: skip
+            server,
+            COMPLETION,
+            request,
+            inputs,
+            on_event,
+            tokenizer=tokenizer,
+            reads=files_of(model),
+            wrap=connected,
+        )
+    return {**_record(outcome.result), "start_s": began[0] - started, "open_s": opened[0] - started}
 
 
 # ---- without
@@ -222,11 +239,13 @@ def _result(tasks: Sequence[Task]) -> dict[str, Any]:
     """Run both parties of a direct run, without supervisors; return the client's result."""
     parties = [
         subprocess.Popen(
-            python_command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            python_command(__name__),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
         for _ in tasks
-    ]  # fmt: skip
+    ]
     try:
         for party, task in zip(parties, tasks, strict=True):
             assert party.stdin is not None

@@ -110,9 +110,7 @@ def measure(
             except BaseException:
                 other.kill()
                 raise
-    return {
-        "network": network, "round_trip_seconds": small, "bytes": nbytes, "bulk_seconds": large
-    }  # fmt: skip
+    return {"network": network, "round_trip_seconds": small, "bytes": nbytes, "bulk_seconds": large}
 
 
 # ---- the report
@@ -127,18 +125,25 @@ def throughput(row: Mapping[str, Any]) -> list[float]:
 def table(result: Mapping[str, Any]) -> str:
     """Return medians, smallest and largest, beside what is emulated, as Markdown."""
     heads = (
-        "network", "delay there and back, ms", f"round trip of {SMALL} B, ms", "rate, Mbps",
+        "network",
+        "delay there and back, ms",
+        f"round trip of {SMALL} B, ms",
+        "rate, Mbps",
         "throughput, Mbps",
-    )  # fmt: skip
+    )
     rows = []
     for row in result["networks"]:
         shape = NETWORKS[row["network"]]
         rate = "no limit" if shape.bits_per_s is None else f"{shape.bits_per_s / 1e6:,.0f}"
-        rows.append([
-            shape.name, f"{2e3 * shape.delay_s:.0f}",
-            _spread([1e3 * s for s in row["round_trip_seconds"]], "{:.2f}"),
-            rate, _spread([bits / 1e6 for bits in throughput(row)], "{:,.0f}"),
-        ])  # fmt: skip
+        rows.append(
+            [
+                shape.name,
+                f"{2e3 * shape.delay_s:.0f}",
+                _spread([1e3 * s for s in row["round_trip_seconds"]], "{:.2f}"),
+                rate,
+                _spread([bits / 1e6 for bits in throughput(row)], "{:,.0f}"),
+            ]
+        )
     return "\n".join(report.table(heads, rows))
 
 

@@ -63,9 +63,13 @@ class Asked:
 
 
 PROGRAM = Program(
-    "op-bench", __name__, Asked, check=lambda asked, config: asked.chosen(),
-    keeps_hints=False, spu=FEW_MESSAGES,
-)  # fmt: skip
+    "op-bench",
+    __name__,
+    Asked,
+    check=lambda asked, config: asked.chosen(),
+    keeps_hints=False,
+    spu=FEW_MESSAGES,
+)
 
 
 def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str, Any]:
@@ -85,8 +89,10 @@ def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str
                 send("stage", name=f"{case.name}, {size} {case.unit}")
                 rows.append(bench.measure(case, size))
     return {
-        "memory_after_warm_up": after_warm_up, "rows": rows, "learned": session.ledger.learned()
-    }  # fmt: skip
+        "memory_after_warm_up": after_warm_up,
+        "rows": rows,
+        "learned": session.ledger.learned(),
+    }
 
 
 @dataclass
@@ -123,9 +129,12 @@ class Runs:
         """
         runs = self.costs[1:]
         of_approximation = {"largest_error": self.largest_error} if self.error else {}
-        return measured.medians(runs) | of_approximation | self.of_memory() | {
-            "runs": [run["seconds"] for run in runs], "wrong": self.wrong,
-        }  # fmt: skip
+        return (
+            measured.medians(runs)
+            | of_approximation
+            | self.of_memory()
+            | {"runs": [run["seconds"] for run in runs], "wrong": self.wrong}
+        )
 
     def of_memory(self) -> dict[str, dict[str, int]]:
         """Return the largest peak and growth (bytes) of each party."""
@@ -148,9 +157,7 @@ class Bench:
         ours = self._way(case.name, case.ours, inputs, case.bits, case.slack, case.error)
         # What SPU approximates in its own way is measured, not judged.
         free = math.inf if case.error else 0.0
-        stock = {
-            name: self._way(name, f, inputs, error=free) for name, f in case.stock.items()
-        }
+        stock = {name: self._way(name, f, inputs, error=free) for name, f in case.stock.items()}
         # The warm-up compiles and fills the pool.
         count = self._run_once(ours, values)
         ours.demand, _ = session.demand(ours.function, *values)
@@ -172,10 +179,14 @@ class Bench:
         }
         others = [{"way": name} | runs.summary() for name, runs in stock.items()]
         return {
-            "op": case.name, "does": case.does, "size": size, "unit": case.unit, "values": count,
+            "op": case.name,
+            "does": case.does,
+            "size": size,
+            "unit": case.unit,
+            "values": count,
             "ours": own,
             "stock": [other | {"ratio": op_report.ratios(own, other)} for other in others],
-        }  # fmt: skip
+        }
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of both workers now, at the client."""
@@ -208,9 +219,14 @@ class Bench:
         return self._session.private(owner, lambda: plain, plain.shape, plain.dtype)
 
     def _way(
-        self, name: str, way: Way, inputs: Sequence[Input], bits: int = 64, slack: int = 0,
+        self,
+        name: str,
+        way: Way,
+        inputs: Sequence[Input],
+        bits: int = 64,
+        slack: int = 0,
         error: float = 0.0,
-    ) -> Runs:  # fmt: skip
+    ) -> Runs:
         wanted = None
         if self._session.rank == CLIENT:
             # Floats with 64 bits: sums of the test data are then exact.
@@ -278,11 +294,7 @@ class Bench:
 
 
 def measure(
-    model: Path,
-    ops: Sequence[str],
-    sizes: Sequence[int] | None,
-    repeat: int,
-    network: str,
+    model: Path, ops: Sequence[str], sizes: Sequence[int] | None, repeat: int, network: str
 ) -> dict[str, Any]:
     """Run one network's session; return its result as JSON fields. `model`: any, the provider is
     started with it.
@@ -305,10 +317,18 @@ def measure(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", type=commands.names, metavar="NAME[,NAME...]",
-                        help="ops, like sign,multiply, or all; an unknown name lists them")
-    parser.add_argument("--size", type=commands.numbers, metavar="N,N,...",
-                        help="numbers of values, rows, ... (default: each op's own)")  # fmt: skip
+    parser.add_argument(
+        "names",
+        type=commands.names,
+        metavar="NAME[,NAME...]",
+        help="ops, like sign,multiply, or all; an unknown name lists them",
+    )
+    parser.add_argument(
+        "--size",
+        type=commands.numbers,
+        metavar="N,N,...",
+        help="numbers of values, rows, ... (default: each op's own)",
+    )
     commands.add_network(parser, "local")
     commands.add_number(parser, "--repeat", 3, "measured runs of each size")
     commands.add_plot(parser, "draw seconds and bytes against size")
@@ -321,5 +341,7 @@ def command(options: argparse.Namespace) -> None:
     commands.each_network(
         options,
         lambda network: measure(model, options.names, options.size, options.repeat, network),
-        op_report.table, op_report.plot, "the criterion does not hold",
-    )  # fmt: skip
+        op_report.table,
+        op_report.plot,
+        "the criterion does not hold",
+    )

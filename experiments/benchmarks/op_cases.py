@@ -206,14 +206,21 @@ def _turned(x: Any, cos: Any, sin: Any) -> Any:
 
 def _sign(bits: int, sizes: tuple[int, ...] = _SIZES) -> OpCase:
     return OpCase(
-        f"sign-{bits}", f"x < 0 of {bits} bits", "values", _shared(_words(bits)),
-        lambda x: sign(x, bits=bits), {"x < 0": lambda x: x < 0}, sizes,
-    )  # fmt: skip
+        f"sign-{bits}",
+        f"x < 0 of {bits} bits",
+        "values",
+        _shared(_words(bits)),
+        lambda x: sign(x, bits=bits),
+        {"x < 0": lambda x: x < 0},
+        sizes,
+    )
 
 
 def _truncation(how: How, bits: int, slack: int) -> OpCase:
     return OpCase(
-        f"truncate-{how}", f"x / 2^{_SHIFT} of {bits} bits", "values",
+        f"truncate-{how}",
+        f"x / 2^{_SHIFT} of {bits} bits",
+        "values",
         _shared(_words(bits), _fixed()),
         lambda x, f: truncate(x, shift=_SHIFT, how=how, bits=bits),
         {
@@ -222,28 +229,47 @@ def _truncation(how: How, bits: int, slack: int) -> OpCase:
             "of a fixed-point product": lambda x, f: f * np.float32(1.375),
         },
         slack=slack,
-    )  # fmt: skip
+    )
 
 
 def _selection(name: str, bits: int) -> OpCase:
     return OpCase(
-        name, f"one of N words of {bits} bits, {TABLES} times", "entries", _tables,
-        lambda table, index: select(table, index, bits=bits), {"one-hot product": _chosen},
-        sizes=(16, 256, 4096), largest=1 << 18, bits=bits,
-    )  # fmt: skip
+        name,
+        f"one of N words of {bits} bits, {TABLES} times",
+        "entries",
+        _tables,
+        lambda table, index: select(table, index, bits=bits),
+        {"one-hot product": _chosen},
+        sizes=(16, 256, 4096),
+        largest=1 << 18,
+        bits=bits,
+    )
 
 
 def _of_rows(name: str, does: str, ours: Way, stock: Mapping[str, Way]) -> OpCase:
     return OpCase(
-        name, f"{does} of N numbers of {_ROW_BITS} bits, {TABLES} times", "entries", _rows,
-        ours, stock, sizes=(16, 256, 4096), largest=1 << 17,
-    )  # fmt: skip
+        name,
+        f"{does} of N numbers of {_ROW_BITS} bits, {TABLES} times",
+        "entries",
+        _rows,
+        ours,
+        stock,
+        sizes=(16, 256, 4096),
+        largest=1 << 17,
+    )
 
 
 def _function(
-    name: str, does: str, ours: Way, stock: Way, error: float, inputs: Inputs = _ACTIVATIONS,
-    unit: str = "values", sizes: tuple[int, ...] = (64, 1024), largest: int = 1 << 16,
-) -> OpCase:  # fmt: skip
+    name: str,
+    does: str,
+    ours: Way,
+    stock: Way,
+    error: float,
+    inputs: Inputs = _ACTIVATIONS,
+    unit: str = "values",
+    sizes: tuple[int, ...] = (64, 1024),
+    largest: int = 1 << 16,
+) -> OpCase:
     return OpCase(name, does, unit, inputs, ours, {"default": stock}, sizes, largest, error=error)
 
 
@@ -267,98 +293,182 @@ def _rotation(name: str, owner: Owner, whose: str) -> OpCase:
 
 _LOW, _HIGH = _RANGE
 _CASES = [
-    _sign(12), _sign(16), _sign(24, _MORE_SIZES), _sign(32), _sign(64),
+    _sign(12),
+    _sign(16),
+    _sign(24, _MORE_SIZES),
+    _sign(32),
+    _sign(64),
     OpCase(
-        "to-arith", "a bit as additive shares", "bits", _shared(_bits()), to_arith,
+        "to-arith",
+        "a bit as additive shares",
+        "bits",
+        _shared(_bits()),
+        to_arith,
         # A bit stays one in SPU until arithmetic asks for more.
-        {"3 * x": lambda x: 3 * x.astype(jnp.int64)}, _MORE_SIZES,
+        {"3 * x": lambda x: 3 * x.astype(jnp.int64)},
+        _MORE_SIZES,
     ),
     _truncation("unbiased", 62, slack=1),
     _truncation("local", 24, slack=1),
     _truncation("exact", 62, slack=0),
     OpCase(
-        "multiply", "x * y mod 2^64", "values", _shared(_words(64), _words(64)), multiply,
-        {"x * y": lambda x, y: x * y}, _MORE_SIZES,
+        "multiply",
+        "x * y mod 2^64",
+        "values",
+        _shared(_words(64), _words(64)),
+        multiply,
+        {"x * y": lambda x, y: x * y},
+        _MORE_SIZES,
     ),
     OpCase(
-        "square", "x * x mod 2^64", "values", _shared(_words(64)), square,
-        {"x * x": lambda x: x * x}, _MORE_SIZES,
+        "square",
+        "x * x mod 2^64",
+        "values",
+        _shared(_words(64)),
+        square,
+        {"x * x": lambda x: x * x},
+        _MORE_SIZES,
     ),
     OpCase(
-        "times", "x * y, fixed point", "values", _shared(_fixed(), _fixed()), times,
+        "times",
+        "x * y, fixed point",
+        "values",
+        _shared(_fixed(), _fixed()),
+        times,
         {"x * y": lambda x, y: x * y},
     ),
     OpCase(
-        "matmul", f"[{_M}, {_K}] @ [{_K}, {_N}], fixed point", "matrices",
-        _shared(_fixed(_M, _K), _fixed(_K, _N)), matmul, {"x @ y": jnp.matmul},
-        sizes=(1, 4, 16), largest=1 << 9,
+        "matmul",
+        f"[{_M}, {_K}] @ [{_K}, {_N}], fixed point",
+        "matrices",
+        _shared(_fixed(_M, _K), _fixed(_K, _N)),
+        matmul,
+        {"x @ y": jnp.matmul},
+        sizes=(1, 4, 16),
+        largest=1 << 9,
     ),
     OpCase(
-        "linear", f"[rows, {WIDTH}] @ the provider's [{WIDTH}, {WIDTH}], fixed point", "rows",
-        _layer, lambda x, w: linear(x, w, label="bench"), {"x @ w": jnp.matmul},
-        sizes=(1, 8, 64), largest=1 << 12, slack=_NOISE,
+        "linear",
+        f"[rows, {WIDTH}] @ the provider's [{WIDTH}, {WIDTH}], fixed point",
+        "rows",
+        _layer,
+        lambda x, w: linear(x, w, label="bench"),
+        {"x @ w": jnp.matmul},
+        sizes=(1, 8, 64),
+        largest=1 << 12,
+        slack=_NOISE,
     ),
     _selection("select", 64),
     _selection("select-narrow", 24),
     OpCase(
-        "mux", "a bit times a word", "values", _shared(_bits(), _words(62)), mux,
+        "mux",
+        "a bit times a word",
+        "values",
+        _shared(_bits(), _words(62)),
+        mux,
         {"where(b, x, 0)": lambda b, x: jnp.where(b, x, 0), "b * x": lambda b, x: b * x},
     ),
-    _of_rows("maximum", "the largest", lambda x: maximum(x, bits=_ROW_BITS + 1),
-             {"max": lambda x: jnp.max(x, axis=-1)}),
-    _of_rows("argmax", "the index of the largest", lambda x: argmax(x, bits=_ROW_BITS + 1),
-             {"argmax": lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32)}),
+    _of_rows(
+        "maximum",
+        "the largest",
+        lambda x: maximum(x, bits=_ROW_BITS + 1),
+        {"max": lambda x: jnp.max(x, axis=-1)},
+    ),
+    _of_rows(
+        "argmax",
+        "the index of the largest",
+        lambda x: argmax(x, bits=_ROW_BITS + 1),
+        {"argmax": lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32)},
+    ),
     OpCase(
-        "and-bits", "x & y of bits", "bits", _shared(_bits(), _bits()), and_bits,
+        "and-bits",
+        "x & y of bits",
+        "bits",
+        _shared(_bits(), _bits()),
+        and_bits,
         {"x & y": lambda x, y: x & y},
     ),
     OpCase(
-        "and-words", "x & y of 64 bits", "words", _shared(_words(64), _words(64), boolean=True),
-        and_bits, {"x & y": lambda x, y: x & y},
+        "and-words",
+        "x & y of 64 bits",
+        "words",
+        _shared(_words(64), _words(64), boolean=True),
+        and_bits,
+        {"x & y": lambda x, y: x & y},
     ),
     OpCase(
-        "prefix-or", f"x_0 | .. | x_i of {PREFIX} bits", "rows", _shared(_bits(PREFIX)), prefix_or,
+        "prefix-or",
+        f"x_0 | .. | x_i of {PREFIX} bits",
+        "rows",
+        _shared(_bits(PREFIX)),
+        prefix_or,
         {"doubling steps": _log_or, "cummax": _largest_so_far},
     ),
     OpCase(
-        "joint-bits", "random bits that neither party knows", "bits", _secrets(_bits()), joint_bits,
+        "joint-bits",
+        "random bits that neither party knows",
+        "bits",
+        _secrets(_bits()),
+        joint_bits,
         {"x ^ y": lambda x, y: x ^ y},
     ),
     OpCase(
-        "joint-words", "random words that neither party knows", "words",
-        _secrets(_words(64)), joint_words,
+        "joint-words",
+        "random words that neither party knows",
+        "words",
+        _secrets(_words(64)),
+        joint_words,
         {"x + y": lambda x, y: x + y},
     ),
     OpCase(
-        "joint-fraction", "random fractions that neither party knows", "values",
-        _secrets(_words(63)), lambda x, y: joint_fraction(x, y, bits=FRACTION_BITS),
+        "joint-fraction",
+        "random fractions that neither party knows",
+        "values",
+        _secrets(_words(63)),
+        lambda x, y: joint_fraction(x, y, bits=FRACTION_BITS),
         {"low bits of x ^ y": _fraction},
     ),
     _function("gelu", "GELU (tanh form)", nonlinear.gelu, lambda x: jax.nn.gelu(x), 3e-3),
     _function("silu", "SiLU", nonlinear.silu, lambda x: jax.nn.silu(x), 1.1e-2),
     _function(
-        "reciprocal", f"1 / x, {_LOW:g} <= x < {_HIGH:g}",
-        lambda x: nonlinear.reciprocal(x, low=_LOW, high=_HIGH)[0], lambda x: 1 / x, 3e-4,
-        _shared(_positive), sizes=(1, 16, 256), largest=1 << 12,
+        "reciprocal",
+        f"1 / x, {_LOW:g} <= x < {_HIGH:g}",
+        lambda x: nonlinear.reciprocal(x, low=_LOW, high=_HIGH)[0],
+        lambda x: 1 / x,
+        3e-4,
+        _shared(_positive),
+        sizes=(1, 16, 256),
+        largest=1 << 12,
     ),
     _function(
-        "rsqrt", f"1 / sqrt(x), {_LOW:g} <= x < {_HIGH:g}",
-        lambda x: nonlinear.rsqrt(x, low=_LOW, high=_HIGH)[0], lambda x: jax.lax.rsqrt(x), 2e-4,
-        _shared(_positive), sizes=(1, 16, 256), largest=1 << 12,
+        "rsqrt",
+        f"1 / sqrt(x), {_LOW:g} <= x < {_HIGH:g}",
+        lambda x: nonlinear.rsqrt(x, low=_LOW, high=_HIGH)[0],
+        lambda x: jax.lax.rsqrt(x),
+        2e-4,
+        _shared(_positive),
+        sizes=(1, 16, 256),
+        largest=1 << 12,
     ),
     _of_row(
-        "rms-norm", f"x / sqrt(mean(x^2)), {WIDTH} wide",
-        lambda x: nonlinear.rms_norm(x, epsilon=_EPSILON)[0], _normed, 1e-3,
+        "rms-norm",
+        f"x / sqrt(mean(x^2)), {WIDTH} wide",
+        lambda x: nonlinear.rms_norm(x, epsilon=_EPSILON)[0],
+        _normed,
+        1e-3,
         _shared(_fixed(WIDTH, scale=2)),
     ),
     _of_row(
-        "softmax", f"softmax over {_SCORES}",
+        "softmax",
+        f"softmax over {_SCORES}",
         lambda x: nonlinear.softmax_of_product(x * 2.0**FRAC_BITS),
-        lambda x: jax.nn.softmax(x), 4e-4, _shared(_fixed(_SCORES, scale=3)),
+        lambda x: jax.nn.softmax(x),
+        4e-4,
+        _shared(_fixed(_SCORES, scale=3)),
     ),
     _rotation("rotate", Owner.PUBLIC, "public"),
     _rotation("rotate-hidden", Owner.CLIENT, "the client's"),
-]  # fmt: skip
+]
 OPS = {case.name: case for case in _CASES}
 ALIASES = {"sign": "sign-24"}
 
@@ -384,9 +494,7 @@ def choose(names: Sequence[str], sizes: Sequence[int] | None) -> list[tuple[OpCa
     return chosen
 
 
-def wrong(
-    found: np.ndarray, wanted: np.ndarray, bits: int, slack: int, error: float = 0.0
-) -> int:
+def wrong(found: np.ndarray, wanted: np.ndarray, bits: int, slack: int, error: float = 0.0) -> int:
     """Return how many values are not as wanted.
 
     Integers may differ by `slack` mod 2^bits; fixed-point numbers by `slack` and two units of the

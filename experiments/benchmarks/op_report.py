@@ -88,9 +88,20 @@ def table(result: dict[str, Any]) -> str:
         rows = [row for row in result["rows"] if row["op"] == op]
         lines += ["", f"{op}: {rows[0]['does']}; sizes in {rows[0]['unit']}", ""]
         heads = (
-            "size", "way", "seconds", "ours/SPU", "bytes C→P", "bytes P→C", "ours/SPU", "messages",
-            "rounds", "ahead: seconds", "ahead: bytes", "stored B/value", "own MiB C, P",
-        )  # fmt: skip
+            "size",
+            "way",
+            "seconds",
+            "ours/SPU",
+            "bytes C→P",
+            "bytes P→C",
+            "ours/SPU",
+            "messages",
+            "rounds",
+            "ahead: seconds",
+            "ahead: bytes",
+            "stored B/value",
+            "own MiB C, P",
+        )
         lines += report.table(heads, [_cells(row, *way) for row in rows for way in ways(row)])
         lines += ["", *_errors(rows)] if "largest_error" in rows[0]["ours"] else []
     lines += ["", *(f"note: {text}" for text in result["notes"])] if result["notes"] else []

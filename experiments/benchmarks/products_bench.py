@@ -97,25 +97,40 @@ def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     heads = (
-        "matrix", "hint, MB", "seconds to make it", f"seconds of {N:,} positions: client",
-        "provider", "ms a position, both", "error, rms", "largest",
-    )  # fmt: skip
+        "matrix",
+        "hint, MB",
+        "seconds to make it",
+        f"seconds of {N:,} positions: client",
+        "provider",
+        "ms a position, both",
+        "error, rms",
+        "largest",
+    )
     rows = []
     for row in result["matrices"]:
         client, provider = row["client_seconds"], row["provider_seconds"]
-        rows.append([
-            f"{row['inputs']} x {row['outputs']}", f"{row['hint_bytes'] / 1e6:.1f}",
-            f"{row['hint_seconds']:.2f}", f"{client:.2f}", f"{provider:.2f}",
-            f"{1e3 * (client + provider) / row['positions']:.3f}",
-            f"{row['rms_error']:.2f}", f"{row['largest_error']:.1f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{row['inputs']} x {row['outputs']}",
+                f"{row['hint_bytes'] / 1e6:.1f}",
+                f"{row['hint_seconds']:.2f}",
+                f"{client:.2f}",
+                f"{provider:.2f}",
+                f"{1e3 * (client + provider) / row['positions']:.3f}",
+                f"{row['rms_error']:.2f}",
+                f"{row['largest_error']:.1f}",
+            ]
+        )
     key = f"one key for all matrices: {8 * N / 1e3:.1f} kB for {N:,} positions"
     return "\n".join([*report.table(heads, rows), key])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shapes", metavar="KxM,...",
-                        help="inputs and outputs (default: those of GPT-2's of width 256, 768)")
+    parser.add_argument(
+        "--shapes",
+        metavar="KxM,...",
+        help="inputs and outputs (default: those of GPT-2's of width 256, 768)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     commands.add_debug(parser)
 

@@ -105,9 +105,13 @@ class ClientInputs:
 
 
 PROGRAM = Program(
-    "scale", __name__, Shape, ClientInputs, check=lambda shape, config: shape.check(),
+    "scale",
+    __name__,
+    Shape,
+    ClientInputs,
+    check=lambda shape, config: shape.check(),
     keeps_hints=False,  # of random weights: nobody asks for a hint of them again
-)  # fmt: skip
+)
 
 
 def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dict[str, Any]:
@@ -146,9 +150,7 @@ def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dic
 class _Course:
     """One party's half of the measured completion."""
 
-    def __init__(
-        self, session: PartySession, shape: Shape, job: Job[Shape, ClientInputs]
-    ) -> None:
+    def __init__(self, session: PartySession, shape: Shape, job: Job[Shape, ClientInputs]) -> None:
         self._session, self._second_batches = session, shape.second_batches
         self._completion = Completion.of(shape.config, shape.request)
         params = shape.weights() if session.rank == PROVIDER else None
@@ -234,9 +236,13 @@ def measure(
     """
     shape.check()
     outcome, agreed = run_study(
-        PROGRAM, model, shape, ClientInputs(shape.prompt()), network=network,
+        PROGRAM,
+        model,
+        shape,
+        ClientInputs(shape.prompt()),
+        network=network,
         on_event=lambda e: on_part(e) if e["event"] == "measured" else None,
-    )  # fmt: skip
+    )
     return {
         "network": network,
         "shape": asdict(shape),
@@ -256,9 +262,10 @@ def check(shape: Shape, emitted: Sequence[int]) -> dict[str, Any]:
     gaps = [float(row.max() - row[token]) for row, token in zip(last, emitted, strict=True)]
     margins = [float(np.diff(np.sort(row)[-2:])[0]) for row in last]
     failures = [
-        f"token {i} has a logit {gap:.3f} below the largest" for i, gap in enumerate(gaps)
+        f"token {i} has a logit {gap:.3f} below the largest"
+        for i, gap in enumerate(gaps)
         if gap > TIE
-    ]  # fmt: skip
+    ]
     return {"gaps": gaps, "margins": margins, "failures": failures}
 
 
@@ -288,9 +295,14 @@ def table(result: dict[str, Any]) -> str:
 def _cells(name: str, cost: dict[str, Any]) -> list[str]:
     online, offline = both_ways(cost) / 1e6, both_ways(cost["offline"]) / 1e6
     return [
-        name, f"{cost['seconds']:.1f}", f"{online:.1f}", str(cost["messages"]),
-        f"{cost['offline']['seconds']:.1f}", f"{offline:.1f}", f"{online + offline:.1f}",
-    ]  # fmt: skip
+        name,
+        f"{cost['seconds']:.1f}",
+        f"{online:.1f}",
+        str(cost["messages"]),
+        f"{cost['offline']['seconds']:.1f}",
+        f"{offline:.1f}",
+        f"{online + offline:.1f}",
+    ]
 
 
 def grouped(material: dict[str, Any]) -> dict[str, Any]:
@@ -303,19 +315,23 @@ def grouped(material: dict[str, Any]) -> dict[str, Any]:
 
 def _parts(found: dict[str, Any], name: str) -> list[str]:
     rows = sorted(found.items(), key=lambda item: -both_ways(item[1]))
-    return report.table((name, "seconds", "MB"), [
-        (part, f"{cost['seconds']:.2f}", f"{both_ways(cost) / 1e6:.2f}") for part, cost in rows
-    ])  # fmt: skip
+    return report.table(
+        (name, "seconds", "MB"),
+        [(part, f"{cost['seconds']:.2f}", f"{both_ways(cost) / 1e6:.2f}") for part, cost in rows],
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     for name, count, what in (
-        ("layers", 12, "blocks"), ("width", 768, "of the residual stream"),
-        ("heads", 12, "of each attention"), ("vocab", 50257, "tokens of the vocabulary"),
-        ("context", 1024, "positions of the model"), ("prompt-tokens", 64, "prefilled"),
+        ("layers", 12, "blocks"),
+        ("width", 768, "of the residual stream"),
+        ("heads", 12, "of each attention"),
+        ("vocab", 50257, "tokens of the vocabulary"),
+        ("context", 1024, "positions of the model"),
+        ("prompt-tokens", 64, "prefilled"),
         ("new-tokens", 2, "decoded one by one after that"),
         ("seed", 0, "of the random weights and prompt"),
-    ):  # fmt: skip
+    ):
         commands.add_number(parser, f"--{name}", count, what)
     commands.add_network(parser, "local")
     commands.add_common(parser)

@@ -56,11 +56,14 @@ class SweepRequest:
 
 
 PROGRAM = Program(
-    "step-sweep", __name__, SweepRequest, ClientInputs,
+    "step-sweep",
+    __name__,
+    SweepRequest,
+    ClientInputs,
     check=lambda asked, config: check_positions(
         config, asked.prompt_tokens, asked.positions, asked.temperature
     ),
-)  # fmt: skip
+)
 
 
 def capacity_for(prompt_tokens: int, positions: Sequence[int]) -> int:
@@ -129,9 +132,7 @@ class _Sweep:
         self._session, asked = session, job.request
         self.prompt_tokens = asked.prompt_tokens
         self.capacity = capacity_for(self.prompt_tokens, asked.positions)
-        request = Request(
-            self.prompt_tokens, NEW_TOKENS, 0, temperature=asked.temperature
-        )
+        request = Request(self.prompt_tokens, NEW_TOKENS, 0, temperature=asked.temperature)
         self._verifier = verifier("token", request.sampling)
         weights = held_weights(session, job.model, job)
         layout = Layout(
@@ -223,9 +224,13 @@ def _resolve(client: ClientSide, outcome: Any) -> int:
 
 
 def check(
-    model: Path, draft_model: Path, prompt: str, positions: Sequence[int], repeat: int,
+    model: Path,
+    draft_model: Path,
+    prompt: str,
+    positions: Sequence[int],
+    repeat: int,
     temperature: float,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Return the prompt's tokens; InputError for what cannot be measured."""
     tokens = Tokenizer.load(draft_model).encode(prompt)
     check_positions(load_config(model), len(tokens), positions, temperature)
@@ -280,12 +285,14 @@ def table(result: dict[str, Any]) -> str:
         *(_row(str(step["positions"]), step["median"], base) for step in result["steps"]),
         _row(f"{again['positions']} (again)", again["median"], base),
     ]
-    return "\n".join([
-        f"network {result['network']}: prefill of {prefill['prompt_tokens']} tokens, then steps "
-        f"with room for {result['capacity']} positions",
-        "",
-        *report.table(heads, rows),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"network {result['network']}: prefill of {prefill['prompt_tokens']} tokens, then "
+            f"steps with room for {result['capacity']} positions",
+            "",
+            *report.table(heads, rows),
+        ]
+    )
 
 
 def _row(name: str, cost: dict[str, Any], base: float | None) -> list[str]:
@@ -300,7 +307,8 @@ def _row(name: str, cost: dict[str, Any], base: float | None) -> list[str]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw seconds per step against positions, one line per network; InputError without matplotlib.
+    """Draw seconds per step against positions, one line per network; InputError without
+    matplotlib.
     """
     figure = report.figure(6, 4)
     axes = figure.subplots()
@@ -324,9 +332,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_sweep(parser: argparse.ArgumentParser, drawn: str) -> None:
     """Add the options that every study of steps against their positions has; `asked` reads them."""
-    parser.add_argument("--positions", type=commands.numbers, default="1,2,4,8,16",
-                        metavar="N,N,...",
-                        help="positions of a step (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--positions",
+        type=commands.numbers,
+        default="1,2,4,8,16",
+        metavar="N,N,...",
+        help="positions of a step (default: %(default)s)",
+    )
     commands.add_number(parser, "--repeat", 2, "measured steps of each size")
     commands.add_prompt(parser)
     commands.add_draft_model(parser)
@@ -336,9 +348,7 @@ def add_sweep(parser: argparse.ArgumentParser, drawn: str) -> None:
 
 def asked(options: argparse.Namespace) -> tuple[Path, Path, str, list[int], int]:
     """Return models, prompt, positions and repetitions: the first arguments of `measure`."""
-    return (
-        *commands.pair(options), commands.prompt(options), options.positions, options.repeat
-    )  # fmt: skip
+    return (*commands.pair(options), commands.prompt(options), options.positions, options.repeat)
 
 
 def command(options: argparse.Namespace) -> None:

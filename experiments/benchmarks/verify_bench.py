@@ -104,9 +104,13 @@ def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> Non
 
 
 PROGRAM = Program(
-    "verify-bench", __name__, Request, check=lambda request, config: request.check(),
-    keeps_hints=False, spu=FEW_MESSAGES,
-)  # fmt: skip
+    "verify-bench",
+    __name__,
+    Request,
+    check=lambda request, config: request.check(),
+    keeps_hints=False,
+    spu=FEW_MESSAGES,
+)
 
 
 def run(session: PartySession, job: Job[Request, Nothing], send: Send) -> dict[str, Any]:
@@ -128,9 +132,11 @@ def run(session: PartySession, job: Job[Request, Nothing], send: Send) -> dict[s
                 bench.variant(variant, source, count, lambda name: send("update", name=name))
             )
     return {
-        "memory_after_warm_up": after_warm_up, "blocks": blocks, "rows": rows,
+        "memory_after_warm_up": after_warm_up,
+        "blocks": blocks,
+        "rows": rows,
         "learned": session.ledger.learned(),
-    }  # fmt: skip
+    }
 
 
 class Zeros:
@@ -139,9 +145,7 @@ class Zeros:
     uniform.
     """
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         masks, results = (
             [np.zeros((units, *part.shape), np.uint64) for part in parts]
             for parts in (correlation.masks, correlation.results)
@@ -193,15 +197,17 @@ class VerifyBench(Bench):
             update(f"run {number} of {self._repeat} of {name} from {source}")
             once(number)
         needs = runs.demand.material.values()
-        return {
-            "variant": name, "source": source, "draft_length": count,
-        } | runs.summary() | {
-            "segment_messages": sum(e.traffic.messages for e in segments),
-            "offline": self._ahead(runs.demand),
-            "units": {n.correlation.name: n.units for n in needs},
-            "stored_bytes": sum(8 * n.correlation.words * n.units for n in needs),
-            "mistakes": found,
-        }  # fmt: skip
+        return (
+            {"variant": name, "source": source, "draft_length": count}
+            | runs.summary()
+            | {
+                "segment_messages": sum(e.traffic.messages for e in segments),
+                "offline": self._ahead(runs.demand),
+                "units": {n.correlation.name: n.units for n in needs},
+                "stored_bytes": sum(8 * n.correlation.words * n.units for n in needs),
+                "mistakes": found,
+            }
+        )
 
     def block(self, count: int) -> dict[str, Any]:
         """Measure SPU's decoder block at a number of drafts: a slice of it, its norms, and their
@@ -256,9 +262,14 @@ class VerifyBench(Bench):
         session, vocab = self._session, self._request.vocab
         shapes = chosen.client_shapes(count, vocab)
         return private_tree(session, CLIENT, attrgetter("client"), shapes, step), private_tree(
-            session, PROVIDER, chosen.provider_input, chosen.provider_shapes(count, vocab),
-            count, vocab, verify_data.provider_stream(number),
-        )  # fmt: skip
+            session,
+            PROVIDER,
+            chosen.provider_input,
+            chosen.provider_shapes(count, vocab),
+            count,
+            vocab,
+            verify_data.provider_stream(number),
+        )
 
 
 def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
@@ -374,17 +385,36 @@ def whole_block(local: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_number(parser, "--vocab", 32000, "tokens of the vocabulary")
-    parser.add_argument("--draft-length", type=commands.numbers, default="4,8", metavar="N,N,...",
-                        help="drafts of a step (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--variants", type=commands.names, default="token,post,naive,race",
-                        metavar="NAME,...", help="default: %(default)s")  # fmt: skip
-    parser.add_argument("--from", type=commands.names, default="probabilities,logits",
-                        metavar="NAME,...", dest="sources",
-                        help="what is shared (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--draft-length",
+        type=commands.numbers,
+        default="4,8",
+        metavar="N,N,...",
+        help="drafts of a step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--variants",
+        type=commands.names,
+        default="token,post,naive,race",
+        metavar="NAME,...",
+        help="default: %(default)s",
+    )
+    parser.add_argument(
+        "--from",
+        type=commands.names,
+        default="probabilities,logits",
+        metavar="NAME,...",
+        dest="sources",
+        help="what is shared (default: %(default)s)",
+    )
     commands.add_network(parser, "lan,wan", "local, lan, wan, in turn (default: %(default)s)")
     commands.add_number(parser, "--repeat", 3, "measured runs of each variant")
-    parser.add_argument("--no-block", dest="block", action="store_false",
-                        help="leave the decoder block out, which takes minutes")  # fmt: skip
+    parser.add_argument(
+        "--no-block",
+        dest="block",
+        action="store_false",
+        help="leave the decoder block out, which takes minutes",
+    )
     commands.add_plot(parser, "draw seconds as bars")
     commands.add_common(parser)
 
@@ -392,13 +422,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     request = Request(
-        options.vocab, tuple(options.draft_length), tuple(options.variants),
-        tuple(options.sources), options.repeat, options.block,
-    )  # fmt: skip
+        options.vocab,
+        tuple(options.draft_length),
+        tuple(options.variants),
+        tuple(options.sources),
+        options.repeat,
+        options.block,
+    )
     request.check()
     model = commands.private_model(options)
     blocks = measure_blocks(model, request) if request.block else []
     commands.each_network(
-        options, lambda network: measure(model, request, network, blocks),
-        verify_report.table, verify_report.plot,
-    )  # fmt: skip
+        options,
+        lambda network: measure(model, request, network, blocks),
+        verify_report.table,
+        verify_report.plot,
+    )

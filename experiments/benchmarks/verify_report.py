@@ -58,15 +58,37 @@ def criterion(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 HEADS = (
-    "drafts", "what", "from", "seconds", "/block ˢ", "paper: s", "bytes C→P", "bytes P→C",
-    "messages", "delays", "ahead: s", "ahead: C→P", "ahead: P→C", "ahead: messages",
-    "peak MiB C, P", "grown",
-)  # fmt: skip
+    "drafts",
+    "what",
+    "from",
+    "seconds",
+    "/block ˢ",
+    "paper: s",
+    "bytes C→P",
+    "bytes P→C",
+    "messages",
+    "delays",
+    "ahead: s",
+    "ahead: C→P",
+    "ahead: P→C",
+    "ahead: messages",
+    "peak MiB C, P",
+    "grown",
+)
 # Of several results in one table: what online bytes and messages, which are exact, leave to say.
 TOGETHER = (
-    "drafts", "what", "from", "seconds", "/block ˢ", "paper: s", "ahead: s", "ahead: C→P",
-    "ahead: P→C", "ahead: messages", "peak MiB C, P",
-)  # fmt: skip
+    "drafts",
+    "what",
+    "from",
+    "seconds",
+    "/block ˢ",
+    "paper: s",
+    "ahead: s",
+    "ahead: C→P",
+    "ahead: P→C",
+    "ahead: messages",
+    "peak MiB C, P",
+)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -177,7 +199,7 @@ def _notes(result: dict[str, Any]) -> list[str]:
         f"SPU's decoder block, of LLaMA-7B's shape: norms + {slices} x (slice - norms) on the "
         f"local network, with a slice of 1/{slices} of heads and feed-forward, run once. What this "
         "network adds to the slice is added unscaled: a whole block takes longer. Bytes, messages "
-        "and memory are the slice's.",
+        "and memory are the slice's."
     ]
     for one in result["criterion"]:
         holds = "holds" if one["holds"] else "does not hold"
@@ -207,7 +229,8 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _bars(axes: Any, result: dict[str, Any]) -> None:
-    """Draw a group per draft length: the block, then the variants; the paper's figures as strokes.
+    """Draw a group per draft length: the block, then the variants; the paper's figures as
+    strokes.
     """
     rows, blocks = result["rows"], result["blocks"]
     found = {("block", "", block["draft_length"]): block for block in blocks}

@@ -38,9 +38,13 @@ class Plan:
 
 
 def measure(
-    model: Path, file: Path, plan: Plan, say: Callable[[str], None],
-    keep: Callable[[dict[str, Any]], None], done: Sequence[dict[str, Any]],
-) -> dict[str, Any]:  # fmt: skip
+    model: Path,
+    file: Path,
+    plan: Plan,
+    say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None],
+    done: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
     """Ask the questions; `keep` is given the result so far after each. done: rows of an earlier
     run.
     """
@@ -61,8 +65,9 @@ def measure(
         keep(result)
     result["failures"] = [
         f"question {row['number']} is answered otherwise: {row['text']!r}"
-        for row in result["rows"] if row["token_ids"] != row["expected"]
-    ]  # fmt: skip
+        for row in result["rows"]
+        if row["token_ids"] != row["expected"]
+    ]
     return result
 
 
@@ -71,21 +76,39 @@ def _answer(
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         found = run_command(
-            ["chat", "--model", str(model), f"--prompt={text.words}", "--temperature=0",
-             "--standard", f"--max-new-tokens={plan.tokens}", f"--network={plan.network}"],
+            [
+                "chat",
+                "--model",
+                str(model),
+                f"--prompt={text.words}",
+                "--temperature=0",
+                "--standard",
+                f"--max-new-tokens={plan.tokens}",
+                f"--network={plan.network}",
+            ],
             Path(folder) / "result.json",
-        )  # fmt: skip
+        )
     expected = greedy([*text.head, *text.rest])
     if found["finish_reason"] == "eos" and expected[-1] in Tokenizer.load(model).eos_ids:
         found["token_ids"].append(expected[-1])  # which a report leaves out
     names = (
-        "text", "token_ids", "seconds", "first_token_seconds", "elapsed_seconds", "bytes",
-        "messages", "per_step",
-    )  # fmt: skip
+        "text",
+        "token_ids",
+        "seconds",
+        "first_token_seconds",
+        "elapsed_seconds",
+        "bytes",
+        "messages",
+        "per_step",
+    )
     return {
-        "kind": text.kind, "question": text.words, "public": len(text.head),
-        "secret": len(text.rest), "expected": expected, **{name: found[name] for name in names},
-    }  # fmt: skip
+        "kind": text.kind,
+        "question": text.words,
+        "public": len(text.head),
+        "secret": len(text.rest),
+        "expected": expected,
+        **{name: found[name] for name in names},
+    }
 
 
 # ---- as text
@@ -99,15 +122,32 @@ def table(result: Mapping[str, Any]) -> str:
 def answers(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with a row for each answer, as Markdown."""
     heads = (
-        "question", "answer", "network", "secret tokens", "steps", "as float32", "seconds in all"
-    )  # fmt: skip
-    return "\n".join(report.table(heads, [
-        (report.cell(row["question"]), report.cell(row["text"]), result["plan"]["network"],
-         str(row["secret"]), str(len(row["per_step"])),
-         "yes" if row["token_ids"] == row["expected"] else "no", f"{row['elapsed_seconds']:.0f}")
-        for result in results
-        for row in result["rows"]
-    ]))  # fmt: skip
+        "question",
+        "answer",
+        "network",
+        "secret tokens",
+        "steps",
+        "as float32",
+        "seconds in all",
+    )
+    return "\n".join(
+        report.table(
+            heads,
+            [
+                (
+                    report.cell(row["question"]),
+                    report.cell(row["text"]),
+                    result["plan"]["network"],
+                    str(row["secret"]),
+                    str(len(row["per_step"])),
+                    "yes" if row["token_ids"] == row["expected"] else "no",
+                    f"{row['elapsed_seconds']:.0f}",
+                )
+                for result in results
+                for row in result["rows"]
+            ],
+        )
+    )
 
 
 def costs(results: Sequence[Mapping[str, Any]]) -> str:
@@ -117,9 +157,11 @@ def costs(results: Sequence[Mapping[str, Any]]) -> str:
     heads = ["mean over the answers (least to most)", *(r["plan"]["network"] for r in results)]
     figures: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "first token, set-up and preprocessing included, s": _over(
-            lambda row: row["first_token_seconds"], ".0f"),
+            lambda row: row["first_token_seconds"], ".0f"
+        ),
         "prefill of the secret tokens, online, s": _over(
-            lambda row: row["seconds"]["prefill"], ".1f"),
+            lambda row: row["seconds"]["prefill"], ".1f"
+        ),
         "a later token online, s": _over(lambda row: _mean(row, "seconds"), ".2f"),
         "a later token ahead, s": _over(lambda row: _mean(row, "ahead_seconds"), ".2f"),
         "a later token online, MB": _over(lambda row: _mean(row, "bytes") / 1e6, ".2f"),
@@ -128,7 +170,7 @@ def costs(results: Sequence[Mapping[str, Any]]) -> str:
         "everything, s": _over(lambda row: row["elapsed_seconds"], ".0f"),
         "everything online, MB": _over(lambda row: both_ways(row["bytes"]["online"]) / 1e6, ".0f"),
         "everything ahead, MB": _over(lambda row: both_ways(row["bytes"]["offline"]) / 1e6, ".0f"),
-    }  # fmt: skip
+    }
     rows = [(name, *map(figure, results)) for name, figure in figures.items()]
     return "\n".join(report.table(heads, rows))
 
@@ -148,7 +190,8 @@ def _over(
 
 
 def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what RESULTS.md shows: every network's costs, all answers, and where they come from.
+    """Return what RESULTS.md shows: every network's costs, all answers, and where they come
+    from.
     """
     results = list(files.values())
     machines = [row["machine"] for result in results for row in result["rows"]]
@@ -160,12 +203,19 @@ def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--questions", type=Path, required=True, metavar="FILE",
-                        help="JSON Lines, as for calibrate")  # fmt: skip
-    parser.add_argument("--numbers", type=commands.numbers, required=True, metavar="N,...",
-                        help="which of them, from 1")  # fmt: skip
-    parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
-                        help="(default: local)")  # fmt: skip
+    parser.add_argument(
+        "--questions", type=Path, required=True, metavar="FILE", help="JSON Lines, as for calibrate"
+    )
+    parser.add_argument(
+        "--numbers",
+        type=commands.numbers,
+        required=True,
+        metavar="N,...",
+        help="which of them, from 1",
+    )
+    parser.add_argument(
+        "--network", choices=("local", "lan", "wan"), default="local", help="(default: local)"
+    )
     commands.add_number(parser, "--answer-tokens", 16, "of an answer, at most")
     commands.add_common(parser)
 

@@ -22,9 +22,15 @@ SPLIT_NAMES = tuple(f"attack_noir_{mode}{more}" for more in ("", "_more") for mo
 def in_results(files: Files) -> list[str]:
     """Return all outcomes, by attack: a table for each commit, and where it comes from."""
     heads = (
-        "attack", "mode", "what counts", "found", "95 %", "by guessing", "as often by luck",
+        "attack",
+        "mode",
+        "what counts",
+        "found",
+        "95 %",
+        "by guessing",
+        "as often by luck",
         "bound",
-    )  # fmt: skip
+    )
     by_commit: dict[str, dict[str, Any]] = {}
     for name, data in files.items():
         by_commit.setdefault(data["machine"]["commit"], {})[name] = data
@@ -43,9 +49,12 @@ def _row(outcome: dict[str, Any]) -> list[str]:
     bound = outcome["bound"]
     notes = f" ({outcome['notes']})" if outcome["notes"] else ""
     return [
-        outcome["attack"], outcome["mode"], outcome["what"] + notes,
+        outcome["attack"],
+        outcome["mode"],
+        outcome["what"] + notes,
         f"{outcome['successes']:,} of {outcome['tries']:,} = {outcome['rate']:.1%}",
-        f"{low:.1%} to {high:.1%}", f"{outcome['chance']:.2%}",
+        f"{low:.1%} to {high:.1%}",
+        f"{outcome['chance']:.2%}",
         f"{outcome['by_luck']:.2g}",
         "–" if bound is None else f"{bound:.1%}",
-    ]  # fmt: skip
+    ]

@@ -120,9 +120,7 @@ def matrix(
     return runs
 
 
-def check(
-    model: Path, draft_model: Path, runs: Sequence[tuple[Asked, Prompt]]
-) -> None:
+def check(model: Path, draft_model: Path, runs: Sequence[tuple[Asked, Prompt]]) -> None:
     """Raise InputError for what cannot be measured."""
     config, tokenizer = load_config(model), Tokenizer.load(draft_model)
     for asked, prompt in runs:
@@ -142,9 +140,7 @@ def check(
 # ---- the program of both workers: a completion, and what it cost by its parts
 
 
-def run(
-    session: PartySession, job: Job[Request, ClientInputs], send: Send
-) -> dict[str, Any]:
+def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> dict[str, Any]:
     """Run the completion of `demo` (`spu_llm.systems.decoding.completion`), and account for its
     cost.
     """
@@ -243,14 +239,18 @@ def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dic
     costs["launch"] = NO_COST | {"seconds": elapsed - sum(costs[p]["seconds"] for p in parts)}
     costs["whole"] = summed(costs[p] for p in ("launch", *parts))
     compared = against_plaintext(asked, given, model, draft_model, record["token_ids"])
-    return before | record | {
-        "load_end": os.getloadavg()[0],
-        "others": max(0.0, others) / elapsed,
-        "prompt_tokens": len(given),
-        "emitted": len(record["token_ids"]),
-        "repetition": repetition(given, record["token_ids"]),
-        **compared,
-    }
+    return (
+        before
+        | record
+        | {
+            "load_end": os.getloadavg()[0],
+            "others": max(0.0, others) / elapsed,
+            "prompt_tokens": len(given),
+            "emitted": len(record["token_ids"]),
+            "repetition": repetition(given, record["token_ids"]),
+            **compared,
+        }
+    )
 
 
 def _ours(asked: Asked, given: list[int], model: Path, draft_model: Path) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def _ours(asked: Asked, given: list[int], model: Path, draft_model: Path) -> dic
             draft_seed=asked.seed,
             sampling_seed=asked.seed,
             draft_dir=str(draft_model),
-        ),  # fmt: skip
+        ),
         tokenizer=draft_model,
         network=asked.network,
         sampling_seed=asked.seed,
@@ -289,19 +289,26 @@ def _stock(asked: Asked, prompt: Prompt, model: Path) -> dict[str, Any]:
     steps = [found["warm_up"], *found["runs"]]
     return {
         "costs": {
-            "hint": NO_COST, "set_up": found["set_up"], "material": NO_COST,
+            "hint": NO_COST,
+            "set_up": found["set_up"],
+            "material": NO_COST,
             "planning": NO_COST,
-            "prefill": summed([found["prefill"]]), "decode": summed(steps),
-            "used_material": NO_COST, "kinds": {},
+            "prefill": summed([found["prefill"]]),
+            "decode": summed(steps),
+            "used_material": NO_COST,
+            "kinds": {},
         },
         "peak_memory": found["peak_memory"],
         "text": tokenizer.decode(found["tokens"]),
         "token_ids": found["tokens"],
         "learned": found["learned"],
-        "steps": len(steps), "drafted": 0, "accepted": 0, "finish_reason": "length",
+        "steps": len(steps),
+        "drafted": 0,
+        "accepted": 0,
+        "finish_reason": "length",
         "wire_bytes": sum(found["wire_bytes"].values()),
         "config": found["config"],
-    }  # fmt: skip
+    }
 
 
 def _request(asked: Asked, prompt_tokens: int) -> Request:
@@ -353,9 +360,7 @@ def against_plaintext(
     return {"near_ties": near, "largest_margin": largest, "failures": failures}
 
 
-def plaintext_tokens(
-    asked: Asked, given: list[int], model: Path, draft_model: Path
-) -> list[int]:
+def plaintext_tokens(asked: Asked, given: list[int], model: Path, draft_model: Path) -> list[int]:
     """Return what a run's completion gives in plaintext with the run's seeds."""
     config, params = load_model(model)
     wanted = Completion.of(config, _request(asked, len(given)))
@@ -404,13 +409,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Hours. Each run is written at once; the same command goes on where it was stopped."
     )
     commands.add_network(parser, "local,lan", "local, lan, wan (default: %(default)s)")
-    parser.add_argument("--prompts", type=int, metavar="N",
-                        help="the first N held-out prompts (default: all)")  # fmt: skip
-    parser.add_argument("--only", type=commands.names, metavar="NAME,...",
-                        help="ours-drafted, ours-standard, stock (default: all)")  # fmt: skip
+    parser.add_argument(
+        "--prompts", type=int, metavar="N", help="the first N held-out prompts (default: all)"
+    )
+    parser.add_argument(
+        "--only",
+        type=commands.names,
+        metavar="NAME,...",
+        help="ours-drafted, ours-standard, stock (default: all)",
+    )
     commands.add_number(parser, "--tokens", 32, "of each completion")
-    parser.add_argument("--stock-tokens", type=int, metavar="N",
-                        help="end the stock path's runs earlier; they are marked")  # fmt: skip
+    parser.add_argument(
+        "--stock-tokens",
+        type=int,
+        metavar="N",
+        help="end the stock path's runs earlier; they are marked",
+    )
     commands.add_draft_model(parser)
     commands.add_plot(parser, "draw seconds per token")
     commands.add_common(parser)
@@ -423,8 +437,7 @@ def command(options: argparse.Namespace) -> None:
     pair = commands.pair(options)
     systems = options.only or list(SYSTEMS)
     if unknown := set(systems) - set(SYSTEMS):
-        raise InputError(f"--only: there is no {min(unknown)!r}; choose from "
-                         f"{', '.join(SYSTEMS)}")  # fmt: skip
+        raise InputError(f"--only: there is no {min(unknown)!r}; choose from {', '.join(SYSTEMS)}")
     prompts = read_prompts()
     if options.prompts is not None:
         commands.check_range("--prompts", options.prompts, 1, len(prompts))

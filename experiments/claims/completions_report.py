@@ -120,9 +120,8 @@ def groups(data: dict[str, Any]) -> dict[tuple[str, int], list[Record]]:
 
 def choose(records: Sequence[Record], system: str, mode: str | None = None) -> list[Record]:
     return [
-        r for r in records
-        if r["asked"]["system"] == system and mode in (None, r["asked"]["mode"])
-    ]  # fmt: skip
+        r for r in records if r["asked"]["system"] == system and mode in (None, r["asked"]["mode"])
+    ]
 
 
 def ratios(records: Sequence[Record], ours: Sequence[Record], figure: Figure) -> list[float]:
@@ -190,8 +189,10 @@ def _circumstances(data: dict[str, Any]) -> list[str]:
         f"at the end {load_end}",
     ]
     if loud:
-        lines.append(f"NOT QUIET: {loud} runs had more than {QUIET} cores of other work beside "
-                     "them; their seconds say little")  # fmt: skip
+        lines.append(
+            f"NOT QUIET: {loud} runs had more than {QUIET} cores of other work beside "
+            "them; their seconds say little"
+        )
     return lines
 
 
@@ -215,25 +216,51 @@ def _cells(chosen: Sequence[Record], figures: Sequence[Figure], text: Text) -> l
 
 def _seconds(rows: Sequence[Sequence[Record]]) -> list[str]:
     return report.table(
-        ["system", "runs", "online", "everything, first completion", *OVER, "tokens a step",
-         "steps"],
-        ([_name_and_end(x), str(len(x)),
-          *_cells(x, _per_token("seconds"), seconds_short),
-          *_cells(x, [tokens_per_step], "{:.2f}".format),
-          *_cells(x, [lambda r: r["steps"]], "{:.0f}".format)] for x in rows),
-    )  # fmt: skip
+        [
+            "system",
+            "runs",
+            "online",
+            "everything, first completion",
+            *OVER,
+            "tokens a step",
+            "steps",
+        ],
+        (
+            [
+                _name_and_end(x),
+                str(len(x)),
+                *_cells(x, _per_token("seconds"), seconds_short),
+                *_cells(x, [tokens_per_step], "{:.2f}".format),
+                *_cells(x, [lambda r: r["steps"]], "{:.0f}".format),
+            ]
+            for x in rows
+        ),
+    )
 
 
 def _traffic(rows: Sequence[Sequence[Record]]) -> list[str]:
     return report.table(
-        ["per emitted token", "runs", "MB online", "everything", *OVER, "messages online",
-         "everything", "peak MiB of a worker"],
-        ([_name_and_end(x), str(len(x)),
-          *_cells(x, _per_token("bytes"), _mb),
-          *_cells(x, _per_token("messages")[:2], count_text),
-          *_cells(x, [lambda r: max(r["peak_memory"].values()) / 2**20], "{:.0f}".format)]
-         for x in rows),
-    )  # fmt: skip
+        [
+            "per emitted token",
+            "runs",
+            "MB online",
+            "everything",
+            *OVER,
+            "messages online",
+            "everything",
+            "peak MiB of a worker",
+        ],
+        (
+            [
+                _name_and_end(x),
+                str(len(x)),
+                *_cells(x, _per_token("bytes"), _mb),
+                *_cells(x, _per_token("messages")[:2], count_text),
+                *_cells(x, [lambda r: max(r["peak_memory"].values()) / 2**20], "{:.0f}".format),
+            ]
+            for x in rows
+        ),
+    )
 
 
 def _ratios(records: Sequence[Record], rows: Sequence[Sequence[Record]]) -> list[str]:
@@ -254,11 +281,17 @@ def _times(x: float) -> str:
 def _texts(rows: Sequence[Sequence[Record]]) -> list[str]:
     return report.table(
         ["text", "runs", "repeated tokens", "tokens", "as in plaintext"],
-        ([_name(x), str(len(x)),
-          *_cells(x, [lambda r: r["repetition"]], "{:.0%}".format),
-          *_cells(x, [lambda r: r["emitted"]], "{:.0f}".format), _as_in_plaintext(x)]
-         for x in rows),
-    )  # fmt: skip
+        (
+            [
+                _name(x),
+                str(len(x)),
+                *_cells(x, [lambda r: r["repetition"]], "{:.0%}".format),
+                *_cells(x, [lambda r: r["emitted"]], "{:.0f}".format),
+                _as_in_plaintext(x),
+            ]
+            for x in rows
+        ),
+    )
 
 
 def _name(chosen: Sequence[Record]) -> str:
@@ -312,8 +345,11 @@ def criteria(records: Sequence[Record], network: str) -> list[str]:
         found = ratios(records, choose(records, "ours-drafted"), partial(figure, unit="seconds"))
         if found:
             middle = statistics.median(found)
-            lines.append(report.criterion(name, f"at least {bound:g} times less", f"{middle:.1f}",
-                                          holds=middle >= bound))  # fmt: skip
+            lines.append(
+                report.criterion(
+                    name, f"at least {bound:g} times less", f"{middle:.1f}", holds=middle >= bound
+                )
+            )
     return lines
 
 
@@ -336,8 +372,9 @@ def plot(data: dict[str, Any], path: Path) -> None:
         axis.set_title(f"{network}, {tokens} tokens", fontsize=10)
     axes[0][0].set_ylabel("seconds per emitted token\n(bars and numbers: medians)")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8,
-                  frameon=False)  # fmt: skip
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False
+    )
     report.save(figure, path, dpi=150)
 
 
@@ -354,12 +391,27 @@ def draw(axes: Any, records: Sequence[Record]) -> None:
             values = [figure(r, "seconds") for r in chosen]
             places = [middle + 0.12 * ((k + 0.5) / len(chosen) - 0.5) for k in range(len(chosen))]
             label = "online" if name == "online" else "everything, first completion"
-            axes.plot(places, values, marker, color=color, markersize=4.5, alpha=0.6,
-                      markeredgewidth=0, label=label if i == 0 else None)  # fmt: skip
+            axes.plot(
+                places,
+                values,
+                marker,
+                color=color,
+                markersize=4.5,
+                alpha=0.6,
+                markeredgewidth=0,
+                label=label if i == 0 else None,
+            )
             median = statistics.median(values)
             axes.hlines(median, middle - 0.15, middle + 0.15, color=color, linewidth=2)
-            axes.annotate(seconds_short(median), (middle, max(values)), xytext=(0, 5),
-                          textcoords="offset points", ha="center", fontsize=8, color=color)
+            axes.annotate(
+                seconds_short(median),
+                (middle, max(values)),
+                xytext=(0, 5),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=color,
+            )
     axes.set_yscale("log")
     axes.margins(y=0.12)
     axes.set_xlim(-0.5, len(systems) - 0.5)

@@ -42,7 +42,7 @@ from experiments.claims.confidential_systems import (
     summed,
     timed,
     warm_up,
-)  # fmt: skip
+)
 from experiments.common import commands
 from experiments.common.load import busy_seconds, own_seconds, seconds_of
 from models.family import ModelConfig, weight_shapes
@@ -150,10 +150,15 @@ def measure(cell: Cell, system: System, texts: Texts, turn: int) -> dict[str, An
     )
     failures = [f"{cell.system}, {cell.users} users: {wrong} texts differ"] if wrong else []
     return {
-        **asdict(cell), "turn": turn, "first": run.first, "token": run.token, "whole": run.whole,
-        "spent": system.spent(), "others": max(0.0, others) / elapsed,
+        **asdict(cell),
+        "turn": turn,
+        "first": run.first,
+        "token": run.token,
+        "whole": run.whole,
+        "spent": system.spent(),
+        "others": max(0.0, others) / elapsed,
         "failures": failures,
-    }  # fmt: skip
+    }
 
 
 def prompts_of(cell: Cell, texts: Texts) -> list[list[list[int]]]:
@@ -164,7 +169,10 @@ def prompts_of(cell: Cell, texts: Texts) -> list[list[list[int]]]:
 
 
 def compare(
-    cells: Sequence[Cell], systems: dict[str, System], texts: Texts, repeat: int,
+    cells: Sequence[Cell],
+    systems: dict[str, System],
+    texts: Texts,
+    repeat: int,
     show: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
     """Yield runs of all cells in turns, whoever is first changing, when all has been compiled. Of a
@@ -186,9 +194,7 @@ def compare(
 # ---- memory, and two parties
 
 
-def memory(
-    model: Path, name: str, system: str, plan: Plan, texts: Texts
-) -> dict[str, Any]:
+def memory(model: Path, name: str, system: str, plan: Plan, texts: Texts) -> dict[str, Any]:
     """Return the bytes of all processes of one system, which is the only one that runs, by role and
     as the kernel counts them; and `needed`: weights, and keys and values of prompts.
     """
@@ -209,10 +215,13 @@ def memory(
     config = load_config(model)
     copies = users if system == "full isolation" else 1
     return {
-        **asdict(cell), "roles": found,
-        "needed": {"weights": copies * weight_bytes(config),
-                   "rows": users * mine * length * row_bytes(config)},
-    }  # fmt: skip
+        **asdict(cell),
+        "roles": found,
+        "needed": {
+            "weights": copies * weight_bytes(config),
+            "rows": users * mine * length * row_bytes(config),
+        },
+    }
 
 
 def weight_bytes(config: ModelConfig) -> int:
@@ -241,10 +250,22 @@ def two_party(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
         command = [
-            *python_command("spu_llm.app.cli"), "demo", "--model", str(model), "--draft-model",
-            str(draft_model), "--prompt", tokenizer.decode(row), "--temperature", "0",
-            "--max-new-tokens", str(new), "--json", str(file), *([] if drafted else ["--standard"]),
-        ]  # fmt: skip
+            *python_command("spu_llm.app.cli"),
+            "demo",
+            "--model",
+            str(model),
+            "--draft-model",
+            str(draft_model),
+            "--prompt",
+            tokenizer.decode(row),
+            "--temperature",
+            "0",
+            "--max-new-tokens",
+            str(new),
+            "--json",
+            str(file),
+            *([] if drafted else ["--standard"]),
+        ]
         busy, own, begun = busy_seconds(), own_seconds(), time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -254,11 +275,14 @@ def two_party(
         found = json.loads(file.read_text(encoding="utf-8"))
     tokens = found["token_ids"]
     return {
-        "part": "two-party", "drafted": drafted, "input": length, "output": len(tokens),
+        "part": "two-party",
+        "drafted": drafted,
+        "input": length,
+        "output": len(tokens),
         "same": len(os.path.commonprefix([tokens, wanted])),
         "others": max(0.0, others) / elapsed,
         **{k: found[k] for k in ("seconds", "first_token_seconds", "elapsed_seconds", "steps")},
-    }  # fmt: skip
+    }
 
 
 # ---- the command
@@ -280,8 +304,9 @@ def study(
 
     def kept() -> None:
         failures = [text for run in result["runs"] for text in run["failures"]]
-        failures += [f"{run['system']}, {run['users']} users: {run['error']}"
-                     for run in result["broken"]]  # fmt: skip
+        failures += [
+            f"{run['system']}, {run['users']} users: {run['error']}" for run in result["broken"]
+        ]
         result.update(failures=failures, machine=asdict(machine()))
         keep(result)
 
@@ -316,9 +341,7 @@ def study(
                     compared(part, name, groups)
             for name, system in itertools.product(folders, ALL if part == "memory" else ()):
                 show(f"memory, {name}, {system}")
-                result["memory"].append(
-                    memory(folders[name], name, system, plan, texts_of(name))
-                )
+                result["memory"].append(memory(folders[name], name, system, plan, texts_of(name)))
                 kept()
             for drafted in (False, True) if part == "two-party" else ():
                 show(f"two-party, {'drafted' if drafted else 'standard'}")
@@ -332,16 +355,28 @@ def study(
 def _described(model: Path) -> dict[str, Any]:
     config = load_config(model)
     return {
-        "layers": config.layers, "width": config.width, "weights": weight_bytes(config),
+        "layers": config.layers,
+        "width": config.width,
+        "weights": weight_bytes(config),
         "row": row_bytes(config),
-    }  # fmt: skip
+    }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", type=commands.names, default=list(PARTS), metavar="NAME,...",
-                        help=f"{', '.join(PARTS)} (default: all)")  # fmt: skip
-    parser.add_argument("--users", type=commands.numbers, default=list(Plan.users),
-                        metavar="N,...", help="at a time (default: 1,2,4,8,16)")  # fmt: skip
+    parser.add_argument(
+        "--parts",
+        type=commands.names,
+        default=list(PARTS),
+        metavar="NAME,...",
+        help=f"{', '.join(PARTS)} (default: all)",
+    )
+    parser.add_argument(
+        "--users",
+        type=commands.numbers,
+        default=list(Plan.users),
+        metavar="N,...",
+        help="at a time (default: 1,2,4,8,16)",
+    )
     commands.add_number(parser, "--repeat", Plan.repeat, "runs of each, in turns")
     commands.add_draft_model(parser)
     commands.add_plot(parser, "draw all figures into a file")
@@ -359,8 +394,9 @@ def command(options: argparse.Namespace) -> None:
     check(pair[0], plan)
     progress = Progress()
     try:
-        result = study(options.parts, *pair, plan, progress.stage,
-                       lambda found: commands.write(options, found))  # fmt: skip
+        result = study(
+            options.parts, *pair, plan, progress.stage, lambda found: commands.write(options, found)
+        )
     finally:
         progress.close()
     show_table(report.table(result))

@@ -36,7 +36,8 @@ def first_seconds(run: Record) -> float:
 
 
 def throughput(run: Record) -> float:
-    """Return the tokens per second of all users, from asking to the last one; fakes are of no use.
+    """Return the tokens per second of all users, from asking to the last one; fakes are of no
+    use.
     """
     return float(run["users"] * run["output"] / run["whole"])
 
@@ -88,9 +89,11 @@ def table(result: Record) -> str:
 
 def in_results(result: Record, origin: str) -> list[str]:
     """Return all parts as paragraphs of RESULTS.md."""
-    of = [f"{name}: {shape['layers']} layers of width {shape['width']}, "
-          f"{report.bytes_text(shape['weights'])} of weights"
-          for name, shape in result["models"].items()]  # fmt: skip
+    of = [
+        f"{name}: {shape['layers']} layers of width {shape['width']}, "
+        f"{report.bytes_text(shape['weights'])} of weights"
+        for name, shape in result["models"].items()
+    ]
     tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
     found = "\n".join(f"- {line}" for line in criteria(result))
     return [f"Models: {'; '.join(of)}.", *tables, found]
@@ -99,9 +102,14 @@ def in_results(result: Record, origin: str) -> list[str]:
 def _tables(result: Record) -> list[list[str]]:
     """Return the tables that there are runs for."""
     found = (
-        by_users(result), totals(result), breakdown(result), by_length(result), by_fakes(result),
-        memory(result), two_party(result),
-    )  # fmt: skip
+        by_users(result),
+        totals(result),
+        breakdown(result),
+        by_length(result),
+        by_fakes(result),
+        memory(result),
+        two_party(result),
+    )
     return [rows for rows in found if rows]
 
 
@@ -110,16 +118,20 @@ def _circumstances(result: Record) -> list[str]:
     lines = [
         f"{len(runs)} runs on {here['cores']} cores, {here['processor']}, commit "
         f"{here['commit']}, {here['date'][:10]}; median (smallest to largest) of runs in turns; "
-        "ms per token and to the first token are means over users",
+        "ms per token and to the first token are means over users"
     ]
     for name, shape in result["models"].items():
-        lines.append(f"{name} model: {shape['layers']} layers of width {shape['width']}, "
-                     f"{report.bytes_text(shape['weights'])} of weights")  # fmt: skip
+        lines.append(
+            f"{name} model: {shape['layers']} layers of width {shape['width']}, "
+            f"{report.bytes_text(shape['weights'])} of weights"
+        )
     if others := [run["others"] for run in [*runs, *result["two-party"]]]:
         lines.append(f"other work on the machine, in cores: {spread(others, '{:.2f}'.format)}")
         if loud := sum(x > QUIET for x in others):
-            lines.append(f"NOT QUIET: {loud} runs had more than {QUIET} cores of other work beside "
-                         "them; their seconds say little")  # fmt: skip
+            lines.append(
+                f"NOT QUIET: {loud} runs had more than {QUIET} cores of other work beside "
+                "them; their seconds say little"
+            )
     return lines
 
 
@@ -151,21 +163,42 @@ def by_users(result: Record) -> list[str]:
         of = dict(_by_system(runs))
         for name, chosen in of.items():
             times = ratios(chosen, of["vault"], token_seconds)
-            rows.append([model, str(users), name, _ms(chosen), spread(times, "{:.2f}".format),
-                         _ms(chosen, first_seconds)])  # fmt: skip
-    heads = ["model", "users", "system", "ms per token", "in the vault's, by turn",
-             "ms to the first token"]  # fmt: skip
+            rows.append(
+                [
+                    model,
+                    str(users),
+                    name,
+                    _ms(chosen),
+                    spread(times, "{:.2f}".format),
+                    _ms(chosen, first_seconds),
+                ]
+            )
+    heads = [
+        "model",
+        "users",
+        "system",
+        "ms per token",
+        "in the vault's, by turn",
+        "ms to the first token",
+    ]
     return report.table(heads, rows) if rows else []
 
 
 def totals(result: Record) -> list[str]:
     """Return a table of the tokens per second of all users."""
     rows = [
-        [model, str(users), *(
-            "; ".join(spread(map(figure, of), report.three) for figure in (decoding, throughput))
-            for _, of in _by_system(runs))]
+        [
+            model,
+            str(users),
+            *(
+                "; ".join(
+                    spread(map(figure, of), report.three) for figure in (decoding, throughput)
+                )
+                for _, of in _by_system(runs)
+            ),
+        ]
         for model, users, runs in _groups(result, "users", "sizes")
-    ]  # fmt: skip
+    ]
     heads = ["tokens per second, all users: decoding; with prefill", "users", *STYLES]
     return report.table(heads, rows) if rows else []
 
@@ -179,8 +212,17 @@ def breakdown(result: Record) -> list[str]:
                 parts = [step_parts(run) for run in chosen]
                 cells = (spread([1e3 * p[k] for p in parts], report.three) for k in parts[0])
                 rows.append([model, str(users), name, *cells])
-    heads = ["ms of a step, of", "users", "system", "projections, MLP", "send q",
-             "its own attention", "wait for the vaults", "merge", "other"]  # fmt: skip
+    heads = [
+        "ms of a step, of",
+        "users",
+        "system",
+        "projections, MLP",
+        "send q",
+        "its own attention",
+        "wait for the vaults",
+        "merge",
+        "other",
+    ]
     return report.table(heads, rows) if rows else []
 
 
@@ -191,9 +233,16 @@ def by_length(result: Record) -> list[str]:
     for new in values_of(runs, "output"):
         for given in values_of(runs, "input"):
             of = choose(runs, input=given, output=new)
-            rows.append([str(new), str(given), *(
-                f"{_ms(chosen)}; {_ms(chosen, first_seconds)}" for _, chosen in _by_system(of)
-            )])  # fmt: skip
+            rows.append(
+                [
+                    str(new),
+                    str(given),
+                    *(
+                        f"{_ms(chosen)}; {_ms(chosen, first_seconds)}"
+                        for _, chosen in _by_system(of)
+                    ),
+                ]
+            )
     heads = ["ms per token; to the first: output tokens", "input", *STYLES]
     return report.table(heads, rows) if rows else []
 
@@ -207,8 +256,7 @@ def by_fakes(result: Record) -> list[str]:
     for fakes in values_of(runs, "fakes"):
         of = choose(runs, fakes=fakes)
         times = ratios(of, choose(runs, fakes=runs[0]["fakes"]), token_seconds)
-        rows.append([str(fakes), _ms(of), spread(times, "{:.2f}".format),
-                     _ms(of, first_seconds)])  # fmt: skip
+        rows.append([str(fakes), _ms(of), spread(times, "{:.2f}".format), _ms(of, first_seconds)])
     heads = ["λ", "ms per token", "in those of the first λ, by turn", "ms to the first token"]
     return report.table(heads, rows) if rows else []
 
@@ -221,14 +269,28 @@ def total_of(found: Record, kind: str) -> int:
 def memory(result: Record) -> list[str]:
     """Return a table of the bytes of all processes of a system."""
     rows = [
-        [found["model"], str(found["users"]), found["system"],
-         str(total_of(found, "processes")),
-         *(report.bytes_text(total_of(found, kind)) for kind in ("rss", "pss", "own")),
-         report.bytes_text(found["needed"]["weights"]), report.bytes_text(found["needed"]["rows"])]
+        [
+            found["model"],
+            str(found["users"]),
+            found["system"],
+            str(total_of(found, "processes")),
+            *(report.bytes_text(total_of(found, kind)) for kind in ("rss", "pss", "own")),
+            report.bytes_text(found["needed"]["weights"]),
+            report.bytes_text(found["needed"]["rows"]),
+        ]
         for found in result["memory"]
-    ]  # fmt: skip
-    heads = ["model", "users", "system", "processes", "resident", "shared pages divided (PSS)",
-             "without shared pages", "weights", "prompts' keys and values"]  # fmt: skip
+    ]
+    heads = [
+        "model",
+        "users",
+        "system",
+        "processes",
+        "resident",
+        "shared pages divided (PSS)",
+        "without shared pages",
+        "weights",
+        "prompts' keys and values",
+    ]
     return report.table(heads, rows) if rows else []
 
 
@@ -247,13 +309,23 @@ def two_party(result: Record) -> list[str]:
     are plaintext's.
     """
     rows = [
-        [MODES[found["drafted"]], f"{found['input']} in, {found['output']} out",
-         *map(report.three, per_token(found).values()),
-         report.three(found["first_token_seconds"]), f"{found['same']} of {found['output']}"]
+        [
+            MODES[found["drafted"]],
+            f"{found['input']} in, {found['output']} out",
+            *map(report.three, per_token(found).values()),
+            report.three(found["first_token_seconds"]),
+            f"{found['same']} of {found['output']}",
+        ]
         for found in result["two-party"]
-    ]  # fmt: skip
-    heads = ["mode", "tokens", "s per token, decoding", "s per token, everything",
-             "s to the first token", "tokens as in plaintext, from the first on"]  # fmt: skip
+    ]
+    heads = [
+        "mode",
+        "tokens",
+        "s per token, decoding",
+        "s per token, everything",
+        "s to the first token",
+        "tokens as in plaintext, from the first on",
+    ]
     return report.table(heads, rows) if rows else []
 
 
@@ -268,18 +340,26 @@ def criteria(result: Record) -> list[str]:
         of = dict(_by_system(choose(runs, part=part)))
         found = ratios(of["full isolation"], of["vault"], token_seconds)
         if found:
-            lines.append(report.criterion(
-                f"{model}, {users} users", f"{FASTER:g} times less per token than full isolation",
-                spread(found, "{:.2f}".format), holds=statistics.median(found) >= FASTER,
-            ))  # fmt: skip
+            lines.append(
+                report.criterion(
+                    f"{model}, {users} users",
+                    f"{FASTER:g} times less per token than full isolation",
+                    spread(found, "{:.2f}".format),
+                    holds=statistics.median(found) >= FASTER,
+                )
+            )
         held = {m["system"]: m for m in choose(result["memory"], model=model)}
         if {"full isolation", "vault"} <= set(held):
             for kind, name in (("pss", "of memory (PSS)"), ("own", "without shared pages")):
                 alone, vault = (total_of(held[s], kind) for s in ("full isolation", "vault"))
-                lines.append(report.criterion(
-                    f"{model}, {users} users", f"{SMALLER:g} times less {name}",
-                    f"{alone / vault:.2f}", holds=alone >= SMALLER * vault,
-                ))  # fmt: skip
+                lines.append(
+                    report.criterion(
+                        f"{model}, {users} users",
+                        f"{SMALLER:g} times less {name}",
+                        f"{alone / vault:.2f}",
+                        holds=alone >= SMALLER * vault,
+                    )
+                )
     return lines
 
 
@@ -290,13 +370,18 @@ def plot(result: Record, path: Path) -> None:
     """Draw Figures 8 to 12 and 14, of the parts that there are; InputError without matplotlib."""
     runs = result["runs"]
     drawn = [
-        draw for draw, there in (
-            (draw_users, choose(runs, part="users")), (draw_throughput, choose(runs, part="users")),
-            (draw_breakdown, choose(runs, part="users")), (draw_sizes, choose(runs, part="sizes")),
-            (draw_lengths, choose(runs, part="lengths")), (draw_fakes, choose(runs, part="lambda")),
+        draw
+        for draw, there in (
+            (draw_users, choose(runs, part="users")),
+            (draw_throughput, choose(runs, part="users")),
+            (draw_breakdown, choose(runs, part="users")),
+            (draw_sizes, choose(runs, part="sizes")),
+            (draw_lengths, choose(runs, part="lengths")),
+            (draw_fakes, choose(runs, part="lambda")),
             (draw_memory, result["memory"]),
-        ) if there
-    ]  # fmt: skip
+        )
+        if there
+    ]
     if not drawn:
         return
     columns = min(3, len(drawn))
@@ -332,8 +417,12 @@ def draw_users(axes: Any, result: Record) -> None:
     """Draw Figure 8: latency against users, with the two-party mode's one user."""
     _lines(axes, choose(result["runs"], part="users"), "users", lambda r: 1e3 * token_seconds(r))
     for found, style in zip(result["two-party"], ("--", ":"), strict=False):
-        axes.axhline(1e3 * per_token(found)["decode"], color="#CC79A7", linestyle=style,
-                     label=f"{MODES[found['drafted']]}, 1 user")  # fmt: skip
+        axes.axhline(
+            1e3 * per_token(found)["decode"],
+            color="#CC79A7",
+            linestyle=style,
+            label=f"{MODES[found['drafted']]}, 1 user",
+        )
     axes.set_yscale("log")
     axes.set(xlabel="users at a time", ylabel="ms per token")
     axes.set_title("latency against users (Figure 8)", fontsize=9)
@@ -376,8 +465,9 @@ def draw_sizes(axes: Any, result: Record) -> None:
     models = values_of(runs, "model")
     heights = {
         name: _medians(of, "model", lambda r: 1e3 * token_seconds(r))[1]
-        for name, of in _by_system(runs) if of
-    }  # fmt: skip
+        for name, of in _by_system(runs)
+        if of
+    }
     labels = [f"{m}, {report.bytes_text(result['models'][m]['weights'])}" for m in models]
     _bars(axes, labels, heights)
     axes.set_yscale("log")
@@ -394,8 +484,9 @@ def draw_lengths(axes: Any, result: Record) -> None:
             statistics.median(1e3 * token_seconds(r) for r in choose(of, output=o, input=i))
             for o, i in pairs
         ]
-        for name, of in _by_system(runs) if of
-    }  # fmt: skip
+        for name, of in _by_system(runs)
+        if of
+    }
     _bars(axes, [f"{i}\nto {o}" for o, i in pairs], heights)
     axes.set(xlabel="input to output tokens; 1 user", ylabel="ms per token")
     axes.set_title("latency against lengths (Figure 10)", fontsize=9)
@@ -417,7 +508,7 @@ def draw_memory(axes: Any, result: Record) -> None:
     models = values_of(found, "model")
     heights = {
         name: [total_of(m, "pss") / 1e6 for m in choose(found, system=name)] for name in STYLES
-    }  # fmt: skip
+    }
     _bars(axes, models, heights)
     axes.set(xlabel=f"model; {found[0]['users']} users", ylabel="MB of all processes (PSS)")
     axes.set_title("memory", fontsize=9)

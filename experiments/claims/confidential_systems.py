@@ -52,9 +52,12 @@ class Process:
     def __init__(self, module: str, *args: str) -> None:
         self._popen = subprocess.Popen(
             [*python_command(module), *args],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
             start_new_session=True,  # Ctrl-C is the study's, which ends it
-        )  # fmt: skip
+        )
         self.pid = self._popen.pid
 
     def say(self, **fields: Any) -> None:
@@ -179,10 +182,19 @@ def started(names: Sequence[str], model: Path, users: int, lanes: int) -> Iterat
                 if system.name == "vault":
                     there, here = f"127.0.0.1:{first['port']}", "127.0.0.1:0"
                     system.users += [
-                        start("spu_llm.app.cli", "vault", "open", "--server", there,
-                              "--listen", here, "--insecure", "--exit-with-parent")
+                        start(
+                            "spu_llm.app.cli",
+                            "vault",
+                            "open",
+                            "--server",
+                            there,
+                            "--listen",
+                            here,
+                            "--insecure",
+                            "--exit-with-parent",
+                        )
                         for _ in range(users)
-                    ]  # fmt: skip
+                    ]
                     break
         for system in systems:
             if system.name == "vault":
@@ -223,10 +235,7 @@ def warm_up(system: System, prompts: Sequence[Rows]) -> None:
 
 
 def timed(
-    system: System,
-    prompts: Sequence[Rows],
-    count: int,
-    at_gate: Callable[[], None] = lambda: None,
+    system: System, prompts: Sequence[Rows], count: int, at_gate: Callable[[], None] = lambda: None
 ) -> Timed:
     """Let all users ask at the same time; return their seconds and texts. `at_gate` is called when
     all prompts are prefilled. `count` is 2 or more.

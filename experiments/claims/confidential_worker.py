@@ -153,12 +153,7 @@ def _engine(model: Path, lanes: int) -> None:
 
     def serving() -> None:
         options = EngineOptions(model, "127.0.0.1", 0, lanes, None)
-        serve(
-            options,
-            tell,
-            lambda port: _say(port=port),
-            make,
-        )
+        serve(options, tell, lambda port: _say(port=port), make)
 
     threading.Thread(target=serving, daemon=True).start()
     for asked in _heard():

@@ -68,18 +68,13 @@ def measure(model: Path, draft_model: Path, request: Request, network: str) -> d
     ours = step_sweep.measure(
         model, draft_model, request.prompt, positions, request.steps, network, 0.0
     )
-    return analyse(stock, alone, ours) | {
-        "machine": asdict(machine()),
-        "config": ours["config"],
-    }
+    return analyse(stock, alone, ours) | {"machine": asdict(machine()), "config": ours["config"]}
 
 
 # ---- analysis
 
 
-def analyse(
-    stock: dict[str, Any], alone: dict[str, Any], ours: dict[str, Any]
-) -> dict[str, Any]:
+def analyse(stock: dict[str, Any], alone: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of one network."""
     layers = ours["config"]["model.n_layer"]
     stock_step = medians(stock["runs"])
@@ -162,17 +157,26 @@ def criteria(result: dict[str, Any]) -> list[dict[str, Any]]:
 
     def check(name: str, value: float, bound: float, *, least: bool) -> None:
         holds = value >= bound if least else value <= bound
-        found.append({"name": name, "value": value, "bound": bound, "least": least,
-                      "holds": bool(holds)})  # fmt: skip
+        found.append(
+            {"name": name, "value": value, "bound": bound, "least": least, "holds": bool(holds)}
+        )
 
     for step in result["lengths"]:
         n = step["positions"]
         if n in (1, 8):
-            check(f"messages per block at {n}", step["messages_per_block"], WANTED_MESSAGES,
-                  least=False)  # fmt: skip
+            check(
+                f"messages per block at {n}",
+                step["messages_per_block"],
+                WANTED_MESSAGES,
+                least=False,
+            )
         if result["network"] == "lan" and n in WANTED_OF_STOCK:
-            check(f"step of {n} against stock's of 1", step["of_stock"], WANTED_OF_STOCK[n],
-                  least=False)  # fmt: skip
+            check(
+                f"step of {n} against stock's of 1",
+                step["of_stock"],
+                WANTED_OF_STOCK[n],
+                least=False,
+            )
     for unit in ("seconds", "bytes"):
         times = result["linear"][f"times_fewer_{unit}"]
         if times is not None:
@@ -192,9 +196,18 @@ def table(result: dict[str, Any]) -> str:
     """Return one network's figures as Markdown."""
     machine, linear = result["machine"], result["linear"]
     heads = (
-        "positions", "seconds", "of stock's step", "messages", "per block", "one after the other",
-        "SPU segments", "bytes C→P", "bytes P→C", "ahead: seconds", "bytes",
-    )  # fmt: skip
+        "positions",
+        "seconds",
+        "of stock's step",
+        "messages",
+        "per block",
+        "one after the other",
+        "SPU segments",
+        "bytes C→P",
+        "bytes P→C",
+        "ahead: seconds",
+        "bytes",
+    )
     lines = [
         f"network {result['network']}, both parties on {machine['cores']} cores; greedy, per step. "
         "Ahead: what a step takes of its batches; without the cache's tiles and the set-up.",
@@ -228,10 +241,18 @@ def table(result: dict[str, Any]) -> str:
 def _stock_step(result: dict[str, Any]) -> list[str]:
     step = result["stock_step"]
     return [
-        "1 (stock)", seconds_text(step["seconds"]), "1", count_text(step["messages"]),
-        count_text(result["stock_messages_per_block"]), "", "1",
-        count_text(step["client_to_provider"]), count_text(step["provider_to_client"]), "", "",
-    ]  # fmt: skip
+        "1 (stock)",
+        seconds_text(step["seconds"]),
+        "1",
+        count_text(step["messages"]),
+        count_text(result["stock_messages_per_block"]),
+        "",
+        "1",
+        count_text(step["client_to_provider"]),
+        count_text(step["provider_to_client"]),
+        "",
+        "",
+    ]
 
 
 def _step(step: dict[str, Any]) -> list[str]:
@@ -288,9 +309,11 @@ def draw_lengths(axes: Any, results: Sequence[dict[str, Any]]) -> None:
         axes.plot(xs, ys, "o-", label=result["network"])
     axes.axhline(1.0, color="0.6", linestyle="--", label="stock, one position")
     axes.set(
-        xticks=[s["positions"] for s in results[0]["lengths"]], ylim=(0, None),
-        xlabel="positions in one step of ours", ylabel="seconds, in stock's of one position",
-    )  # fmt: skip
+        xticks=[s["positions"] for s in results[0]["lengths"]],
+        ylim=(0, None),
+        xlabel="positions in one step of ours",
+        ylabel="seconds, in stock's of one position",
+    )
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
 
@@ -313,6 +336,4 @@ def command(options: argparse.Namespace) -> None:
     pair = commands.pair(options)
     request = Request(commands.prompt(options), options.draft_length, options.steps)
     request.check(*pair)
-    commands.each_network(
-        options, lambda network: measure(*pair, request, network), table, plot
-    )
+    commands.each_network(options, lambda network: measure(*pair, request, network), table, plot)

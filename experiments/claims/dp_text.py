@@ -51,8 +51,11 @@ DELTA = 1e-6
 EPSILONS, BATCHES, TOP_K = (1.0, 3.0, 5.0, 10.0), (3, 7, 15), (10, 50, None)
 OURS = ("invisibleink", "full-vocabulary")
 BASELINE_BATCHES = {
-    "amin": (31,), "amin-published": (31, 63, 127), "adapmixed": (7,), "adapmixed-published": (7,)
-}  # fmt: skip
+    "amin": (31,),
+    "amin-published": (31, 63, 127),
+    "adapmixed": (7,),
+    "adapmixed-published": (7,),
+}
 CONTROL = "null-references"
 CHOSEN = ("public-only", CONTROL, *OURS, "amin", "amin-published", "adapmixed", "augpe")
 UNREAD = ("public-only", CONTROL, "augpe")  # no batches of references
@@ -93,9 +96,15 @@ class Cell:
 
     def wanted(self, plan: Plan) -> Wanted:
         return Wanted(
-            "invisibleink" if self.method == CONTROL else self.method, self.epsilon, DELTA,
-            self.batch, plan.texts, plan.tokens, self.temperature, self.top_k,
-        )  # fmt: skip
+            "invisibleink" if self.method == CONTROL else self.method,
+            self.epsilon,
+            DELTA,
+            self.batch,
+            plan.texts,
+            plan.tokens,
+            self.temperature,
+            self.top_k,
+        )
 
     def state(self, plan: Plan) -> str:
         """Return whether the cell is run: "INF" where no parameters spend so little, "TLE": too
@@ -144,9 +153,12 @@ class Study:
         self.config, params = load_model(private)
         self.weights = folded(self.config, params)
         self.prompts: Prompts = prompts_for(
-            replace(tokenizer, eos_ids=tokenizer.eos_ids | ends), QUERY, self.config.context,
-            plan.tokens, plan.tokens,
-        )  # fmt: skip
+            replace(tokenizer, eos_ids=tokenizer.eos_ids | ends),
+            QUERY,
+            self.config.context,
+            plan.tokens,
+            plan.tokens,
+        )
         self._features = Features(self.config, self.weights, 16, 1 + plan.tokens)
         config, draft = load_model(public)
         context = self.prompts.public
@@ -165,15 +177,22 @@ class Study:
         return math.ceil(self.plan.texts / (len(self.corpus.references) // size))
 
     def made(self, cell: Cell, say: Callable[[str], None]) -> tuple[list[Made], float]:
-        """Generate the texts of a cell; return them, and the calls for each token that was drawn.
+        """Generate the texts of a cell; return them, and the calls for each token that was
+        drawn.
         """
         wanted = cell.wanted(self.plan)
         prg = Prg.from_seed(self.plan.seed, f"dp-text {cell}")
         if cell.method == "augpe":
             made, calls = augpe.corpus(
-                augpe_of(wanted), self.config, self.weights, self.prompts, self.corpus.references,
-                self.plan.texts, prg, say,
-            )  # fmt: skip
+                augpe_of(wanted),
+                self.config,
+                self.weights,
+                self.prompts,
+                self.corpus.references,
+                self.plan.texts,
+                prg,
+                say,
+            )
         else:
             method = method_for(wanted)
             if cell.method == CONTROL:
@@ -188,19 +207,20 @@ class Study:
 
     def row(self, cell: Cell, say: Callable[[str], None]) -> dict[str, Any]:
         """Return what is measured of a cell."""
-        facts = {
-            **asdict(cell), "temperature": cell.temperature, "state": cell.state(self.plan)
-        }  # fmt: skip
+        facts = {**asdict(cell), "temperature": cell.temperature, "state": cell.state(self.plan)}
         if facts["state"] != "run":
             return facts
         made, calls = self.made(cell, say)
         texts = [cleandoc(self.prompts.tokenizer.decode(text.tokens)).strip() for text in made]
         reads = {} if cell.method in UNREAD else {"reads": self.reads(cell)}
         return {
-            **facts, **reads, "calls": round(calls, 3),
-            "ended": sum(text.ended for text in made), **Sample(self, texts).compared(self.real),
+            **facts,
+            **reads,
+            "calls": round(calls, 3),
+            "ended": sum(text.ended for text in made),
+            **Sample(self, texts).compared(self.real),
             "texts": texts[:SHOWN],
-        }  # fmt: skip
+        }
 
 
 def without_references(method: Method) -> Method:
@@ -217,9 +237,13 @@ def augpe_of(wanted: Wanted) -> augpe.AugPE:
     """Return AugPE at this budget, of `ITERATIONS`."""
     assert wanted.epsilon is not None
     return augpe.for_budget(
-        wanted.epsilon, wanted.delta, max_new_tokens=wanted.max_new_tokens,
-        temperature=wanted.temperature, top_k=wanted.top_k, iterations=ITERATIONS,
-    )  # fmt: skip
+        wanted.epsilon,
+        wanted.delta,
+        max_new_tokens=wanted.max_new_tokens,
+        temperature=wanted.temperature,
+        top_k=wanted.top_k,
+        iterations=ITERATIONS,
+    )
 
 
 class Sample:
@@ -241,10 +265,11 @@ class Sample:
         return {
             "mauve": metrics.mauve(self.features, real.features, self._seed),
             "perplexity_gap": metrics.mean(np.abs(self.perplexity - usual)),
-            "length": metrics.mean(self.lengths), "empty": self.empty,
+            "length": metrics.mean(self.lengths),
+            "empty": self.empty,
             "length_distance": metrics.distance(self.lengths, real.lengths),
             "names": metrics.mean(self.names),
-        }  # fmt: skip
+        }
 
 
 def real_row(study: Study, texts: Corpus, count: int) -> dict[str, Any]:
@@ -253,31 +278,52 @@ def real_row(study: Study, texts: Corpus, count: int) -> dict[str, Any]:
     """
     chosen = [batch[0] for batch in texts.batches(1, count)]
     return {
-        "method": "real texts", "epsilon": None, "batch": None, "top_k": None, "state": "run",
-        "calls": None, **Sample(study, chosen).compared(study.real),
-    }  # fmt: skip
+        "method": "real texts",
+        "epsilon": None,
+        "batch": None,
+        "top_k": None,
+        "state": "run",
+        "calls": None,
+        **Sample(study, chosen).compared(study.real),
+    }
 
 
 def measure(
-    private: Path, public: Path, plan: Plan, say: Callable[[str], None],
-    keep: Callable[[dict[str, Any]], None] = lambda result: None, library: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    private: Path,
+    public: Path,
+    plan: Plan,
+    say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
+    library: Path | None = None,
+) -> dict[str, Any]:
     """Measure all cells; `keep` is given the result so far after each."""
     texts = corpus(Tokenizer.load(private), plan.tokens, library)
     say("compiling")
     study = Study(private, public, plan, texts)
     result: dict[str, Any] = {
-        "plan": asdict(plan), "query": QUERY, "delta": DELTA, "corpus": texts.facts, "rows": [],
+        "plan": asdict(plan),
+        "query": QUERY,
+        "delta": DELTA,
+        "corpus": texts.facts,
+        "rows": [],
         "real": {
-            "length": metrics.mean(study.real.lengths), "names": metrics.mean(study.real.names),
+            "length": metrics.mean(study.real.lengths),
+            "names": metrics.mean(study.real.names),
             "perplexity": metrics.mean(study.real.perplexity),
         },
-    }  # fmt: skip
+    }
     result["rows"].append(real_row(study, texts, plan.texts))
     result["worth"] = worth(
-        study.config, load_model(private)[1], study.prompts, texts, plan.epsilons, plan.batches,
-        plan.tokens, DELTA, say,
-    )  # fmt: skip
+        study.config,
+        load_model(private)[1],
+        study.prompts,
+        texts,
+        plan.epsilons,
+        plan.batches,
+        plan.tokens,
+        DELTA,
+        say,
+    )
     todo = cells(plan)
     for number, cell in enumerate(todo):
         name = f"cell {number + 1} of {len(todo)}, {cell.method}, batch {cell.batch}"
@@ -311,21 +357,45 @@ def epsilons(text: str) -> list[float]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--epsilon", type=epsilons, default=list(EPSILONS), metavar="E,...",
-                        help="default: 1,3,5,10")  # fmt: skip
-    parser.add_argument("--batch", type=commands.numbers, default=list(BATCHES), metavar="B,...",
-                        help="references to a text of InvisibleInk (default: 3,7,15)")  # fmt: skip
-    parser.add_argument("--baseline-batch", type=commands.numbers, metavar="B,...",
-                        help="of amin, adapmixed (default: sizes for each)")  # fmt: skip
-    parser.add_argument("--top-k", type=top_ks, default=list(TOP_K), metavar="K,...",
-                        help="of invisibleink and public-only (default: 10,50,full)")  # fmt: skip
-    parser.add_argument("--methods", type=commands.names, default=list(CHOSEN), metavar="NAME,...",
-                        help=f"of {', '.join((*METHODS, CONTROL))} (default: without "
-                        "adapmixed-published)")  # fmt: skip
+    parser.add_argument(
+        "--epsilon",
+        type=epsilons,
+        default=list(EPSILONS),
+        metavar="E,...",
+        help="default: 1,3,5,10",
+    )
+    parser.add_argument(
+        "--batch",
+        type=commands.numbers,
+        default=list(BATCHES),
+        metavar="B,...",
+        help="references to a text of InvisibleInk (default: 3,7,15)",
+    )
+    parser.add_argument(
+        "--baseline-batch",
+        type=commands.numbers,
+        metavar="B,...",
+        help="of amin, adapmixed (default: sizes for each)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=top_ks,
+        default=list(TOP_K),
+        metavar="K,...",
+        help="of invisibleink and public-only (default: 10,50,full)",
+    )
+    parser.add_argument(
+        "--methods",
+        type=commands.names,
+        default=list(CHOSEN),
+        metavar="NAME,...",
+        help=f"of {', '.join((*METHODS, CONTROL))} (default: without adapmixed-published)",
+    )
     commands.add_number(parser, "--texts", TEXTS, "of a cell")
     commands.add_number(parser, "--tokens", TOKENS, "of a text at most", "T")
-    commands.add_number(parser, "--most-calls", MOST_CALLS,
-                        "model calls beyond which a cell is left out (TLE)")  # fmt: skip
+    commands.add_number(
+        parser, "--most-calls", MOST_CALLS, "model calls beyond which a cell is left out (TLE)"
+    )
     commands.add_number(parser, "--seed", 0, "of all draws", "S")
     commands.add_draft_model(parser)
     commands.add_plot(parser, "draw MAUVE against model calls into a file")
@@ -339,9 +409,16 @@ def plan_of(options: argparse.Namespace) -> Plan:
         raise InputError(f"--methods: there is no {min(unknown)!r}; choose from {', '.join(known)}")
     commands.check_range("--texts", options.texts, 2)
     plan = Plan(
-        options.epsilon, options.batch, options.top_k, options.methods, options.baseline_batch,
-        options.texts, options.tokens, options.most_calls, options.seed,
-    )  # fmt: skip
+        options.epsilon,
+        options.batch,
+        options.top_k,
+        options.methods,
+        options.baseline_batch,
+        options.texts,
+        options.tokens,
+        options.most_calls,
+        options.seed,
+    )
     for cell in cells(plan):  # refuses nonsense before any work
         if cell.state(plan) == "run":
             (augpe_of if cell.method == "augpe" else method_for)(cell.wanted(plan))
@@ -355,8 +432,12 @@ def command(options: argparse.Namespace) -> None:
     plan = plan_of(options)
     progress = Progress()
     try:
-        result = measure(*commands.pair(options), plan, progress.update,
-                         lambda found: commands.write(options, found))  # fmt: skip
+        result = measure(
+            *commands.pair(options),
+            plan,
+            progress.update,
+            lambda found: commands.write(options, found),
+        )
     finally:
         progress.close()
     show_table(report.table(result))

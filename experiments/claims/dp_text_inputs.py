@@ -84,16 +84,18 @@ def corpus(tokenizer: Tokenizer, longest: int, library: Path | None = None) -> C
     found = [list(side) for side in sides]
     facts = {
         "origin": "docstrings of the tests in the standard library of CPython",
-        "python": platform.python_version(), "licence": LICENCE,
+        "python": platform.python_version(),
+        "licence": LICENCE,
         "sha256": _digest("\0".join(itertools.chain(*found))).hex(),
         "sides": {
             name: {
-                "texts": len(side), "files": len(of),
+                "texts": len(side),
+                "files": len(of),
                 "tokens": np.percentile(list(side.values()), [0, 25, 50, 75, 100]).tolist(),
             }
             for name, side, of in zip(("references", "real"), sides, files, strict=True)
         },
-    }  # fmt: skip
+    }
     return Corpus(found[0], found[1], places, facts)
 
 

@@ -103,13 +103,15 @@ def mauve(
         of = labels[: len(made)], labels[len(made) :]
         found.append(frontier_area(shares(of[0], count), shares(of[1], count)))
         rng = np.random.default_rng([seed, number])
-        spread.append([
-            frontier_area(
-                shares(rng.choice(of[0], len(made)), count),
-                shares(rng.choice(of[1], len(real)), count),
-            )
-            for _ in range(BOOTSTRAPS)
-        ])  # fmt: skip
+        spread.append(
+            [
+                frontier_area(
+                    shares(rng.choice(of[0], len(made)), count),
+                    shares(rng.choice(of[1], len(real)), count),
+                )
+                for _ in range(BOOTSTRAPS)
+            ]
+        )
     deviation = np.std(spread, axis=1, ddof=1).mean()
     return float(np.mean(found)), float(Z * deviation)
 

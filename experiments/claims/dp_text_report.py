@@ -67,8 +67,9 @@ def _tables(result: Row) -> list[list[str]]:
     return [
         table_2(result, "MAUVE, %", lambda row: _around(row["mauve"], 100, 1)),
         table_2(result, "perplexity gap", lambda row: _around(row["perplexity_gap"], 1, 0)),
-        texts(result), worth(result),
-    ]  # fmt: skip
+        texts(result),
+        worth(result),
+    ]
 
 
 def circumstances(result: Row) -> str:
@@ -105,8 +106,9 @@ def table_2(result: Row, what: str, figure: Callable[[Row], str]) -> list[str]:
     epsilons = result["plan"]["epsilons"]
     lines = []
     for name, rows in groups(result):
-        by = {row["epsilon"]: figure(row) if row["state"] == "run" else row["state"]
-              for row in rows}  # fmt: skip
+        by = {
+            row["epsilon"]: figure(row) if row["state"] == "run" else row["state"] for row in rows
+        }
         cells = [by[None]] * len(epsilons) if None in by else [by.get(e, "") for e in epsilons]
         calls = next((row["calls"] for row in has_run(rows)), None)
         lines.append([name, report.three(calls) if calls else "–", *cells])
@@ -117,12 +119,25 @@ def texts(result: Row) -> list[str]:
     """Return a table of what else is measured, at the largest epsilon."""
     largest = max(result["plan"]["epsilons"])
     lines = [
-        [named(row), _around(row["length"], 1, 1), f"{row['length_distance']:.2f}",
-         _around(row["names"], 1, 2), str(row["empty"]), str(row.get("reads", "–"))]
-        for row in has_run(result["rows"]) if row["epsilon"] in (None, largest)
-    ]  # fmt: skip
-    heads = [f"texts at ε = {largest:g}", "tokens", "distance of lengths (KS)", "names", "empty",
-             "texts that read a reference, at most"]  # fmt: skip
+        [
+            named(row),
+            _around(row["length"], 1, 1),
+            f"{row['length_distance']:.2f}",
+            _around(row["names"], 1, 2),
+            str(row["empty"]),
+            str(row.get("reads", "–")),
+        ]
+        for row in has_run(result["rows"])
+        if row["epsilon"] in (None, largest)
+    ]
+    heads = [
+        f"texts at ε = {largest:g}",
+        "tokens",
+        "distance of lengths (KS)",
+        "names",
+        "empty",
+        "texts that read a reference, at most",
+    ]
     return report.table(heads, lines)
 
 
@@ -133,13 +148,21 @@ def worth(result: Row) -> list[str]:
     lines = []
     for batch in result["plan"]["batches"]:
         of = {row["epsilon"]: row for row in rows if row["batch"] == batch}
-        lines.append([str(batch), _around(of[None]["public"], 1, 3), *(
-            _around(of[e]["saved"], 1, 3) + (f" (C = {of[e]['clip']:.2f})" if e else "")
-            for e in epsilons
-        )])  # fmt: skip
-    heads = ["nats per token of real texts: B", "public model", *(
-        f"saved at ε = {e:g}" if e else "saved, not clipped" for e in epsilons
-    )]  # fmt: skip
+        lines.append(
+            [
+                str(batch),
+                _around(of[None]["public"], 1, 3),
+                *(
+                    _around(of[e]["saved"], 1, 3) + (f" (C = {of[e]['clip']:.2f})" if e else "")
+                    for e in epsilons
+                ),
+            ]
+        )
+    heads = [
+        "nats per token of real texts: B",
+        "public model",
+        *(f"saved at ε = {e:g}" if e else "saved, not clipped" for e in epsilons),
+    ]
     return report.table(heads, lines)
 
 
@@ -147,15 +170,18 @@ def worth(result: Row) -> list[str]:
 
 
 def criteria(result: Row) -> list[str]:
-    """Return what the project asks, epsilon by epsilon; and whether references help beyond chance.
+    """Return what the project asks, epsilon by epsilon; and whether references help beyond
+    chance.
     """
     rows = has_run(result["rows"])
     lines = []
     for epsilon in result["plan"]["epsilons"]:
         ours, others = (
             [
-                r for r in rows
-                if r["epsilon"] == epsilon and (r["method"] in OURS) == side
+                r
+                for r in rows
+                if r["epsilon"] == epsilon
+                and (r["method"] in OURS) == side
                 and r["method"] != "null-references"
             ]
             for side in (True, False)
@@ -164,26 +190,30 @@ def criteria(result: Row) -> list[str]:
             lines.append(_against(epsilon, ours, others))
     public = {
         (row["epsilon"], row["top_k"]): row
-        for row in rows if row["method"] in ("public-only", "null-references")
-    }  # fmt: skip
+        for row in rows
+        if row["method"] in ("public-only", "null-references")
+    }
     private = [
         (row, public.get((row["epsilon"], row["top_k"])) or public[None, row["top_k"]])
-        if row["method"] == "invisibleink" else (row, public[None, row["top_k"]])
+        if row["method"] == "invisibleink"
+        else (row, public[None, row["top_k"]])
         for row in rows
         if row["method"] in (*OURS, *BASELINES) and (None, row["top_k"]) in public
-    ]  # fmt: skip
+    ]
     for name, figure, better in (
-        ("MAUVE is higher", "mauve", 1), ("the perplexity gap is smaller", "perplexity_gap", -1)
-    ):  # fmt: skip
+        ("MAUVE is higher", "mauve", 1),
+        ("the perplexity gap is smaller", "perplexity_gap", -1),
+    ):
         signs = [better * differs(*pair, figure) for pair in private]
         above = [row for (row, _), sign in zip(private, signs, strict=True) if sign > 0]
         if private:
             lines.append(
                 f"against the public model on the same candidates (1 call, no reference), {name} "
                 f"by more than the interval of the difference in {len(above)} of {len(private)} "
-                f"cells" + (f" ({_listed(above)})" if above else "")
+                f"cells"
+                + (f" ({_listed(above)})" if above else "")
                 + f", the other way round in {signs.count(-1)}"
-            )  # fmt: skip
+            )
     return lines
 
 
@@ -258,8 +288,9 @@ def draw(axes: Any, result: Row, epsilon: float) -> None:
         of = [row for row in rows if row["method"] == method]
         if method in ("public-only", "real texts"):
             for row, style in zip(of, ("--", ":", "-."), strict=False):
-                axes.axhline(100 * utility(row), color=colour, linestyle=style, linewidth=1,
-                             label=named(row))  # fmt: skip
+                axes.axhline(
+                    100 * utility(row), color=colour, linestyle=style, linewidth=1, label=named(row)
+                )
             continue
         at = [row for row in of if row["epsilon"] == epsilon]
         # Rows of several top-k have the same calls: side by side, the first ones hollow.
@@ -269,11 +300,15 @@ def draw(axes: Any, result: Row, epsilon: float) -> None:
             axes.errorbar(
                 [row["calls"] * 1.08**number for row in part],
                 [100 * utility(row) for row in part],
-                [100 * row["mauve"][1] for row in part], color=colour, marker=marker, capsize=2,
-                linewidth=1, markersize=4.5,
+                [100 * row["mauve"][1] for row in part],
+                color=colour,
+                marker=marker,
+                capsize=2,
+                linewidth=1,
+                markersize=4.5,
                 markerfacecolor="white" if number == 0 and len(several) > 1 else colour,
                 label=name if k is None else f"{name}, k = {k}",
-            )  # fmt: skip
+            )
     axes.set_xscale("log", base=2)
     ticks = sorted({1, *(2 ** round(math.log2(row["calls"])) for row in rows if row["calls"])})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])

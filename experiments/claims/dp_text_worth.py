@@ -27,10 +27,16 @@ TEXTS = 60
 
 
 def worth(
-    config: ModelConfig, params: Params, prompts: Prompts, corpus: Corpus,
-    epsilons: Sequence[float], batches: Sequence[int], tokens: int, delta: float,
+    config: ModelConfig,
+    params: Params,
+    prompts: Prompts,
+    corpus: Corpus,
+    epsilons: Sequence[float],
+    batches: Sequence[int],
+    tokens: int,
+    delta: float,
     say: Callable[[str], None],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Return a row for each batch and epsilon (None: not clipped): the clip norm, nats per token of
     the public model, and what references save of them, each with half its interval, over texts.
     """
@@ -50,17 +56,21 @@ def worth(
         for (batch, _, clip), of in zip(budgets, saved, strict=True):
             with_references = [
                 mean_logits(own, clipped_sum(own, others, np.ones(batch, bool), clip), batch)
-                for own, others in zip(found[0], np.moveaxis(found[1 : 1 + batch], 0, 1),
-                                       strict=True)
-            ]  # fmt: skip
+                for own, others in zip(
+                    found[0], np.moveaxis(found[1 : 1 + batch], 0, 1), strict=True
+                )
+            ]
             of.append(public[-1] - _nats(found[0], np.array(with_references), text))
     return [
         {
-            "batch": batch, "epsilon": epsilon, "clip": clip if epsilon else None,
-            "public": metrics.mean(public), "saved": metrics.mean(of),
+            "batch": batch,
+            "epsilon": epsilon,
+            "clip": clip if epsilon else None,
+            "public": metrics.mean(public),
+            "saved": metrics.mean(of),
         }
         for (batch, epsilon, clip), of in zip(budgets, saved, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _clip(batch: int, epsilon: float | None, tokens: int, delta: float) -> float:
@@ -88,13 +98,12 @@ def _rows(run: Any, prompts: Sequence[list[int]], text: list[int], room: int) ->
     for row, prompt in zip(rows, prompts, strict=True):
         row[: len(prompt) + len(text)] = [*prompt, *text]
     found = np.asarray(run(rows))
-    return np.stack([
-        out[len(prompt) - 1 :][: len(text)] for out, prompt in zip(found, prompts, strict=True)
-    ])  # fmt: skip
+    return np.stack(
+        [out[len(prompt) - 1 :][: len(text)] for out, prompt in zip(found, prompts, strict=True)]
+    )
 
 
 def _nats(public: np.ndarray, mean: np.ndarray, text: list[int]) -> float:
     """Return the nats per token of the text."""
-    laws = [probabilities(own, row, 1.0)[t]
-            for own, row, t in zip(public, mean, text, strict=True)]  # fmt: skip
+    laws = [probabilities(own, row, 1.0)[t] for own, row, t in zip(public, mean, text, strict=True)]
     return float(-np.log(laws).mean())

@@ -61,9 +61,15 @@ class Run:
 
 
 def run(
-    model: Proposer, drafter: Proposer, prompt: list[int], ends: frozenset[int], tokens: int,
-    drafts: int, sampling: Sampling, seed: int,
-) -> Run:  # fmt: skip
+    model: Proposer,
+    drafter: Proposer,
+    prompt: list[int],
+    ends: frozenset[int],
+    tokens: int,
+    drafts: int,
+    sampling: Sampling,
+    seed: int,
+) -> Run:
     """Write up to so many tokens after a prompt; the first one is the prefill's."""
     rule = Plain(sampling)
     streams = Streams(Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"))
@@ -98,9 +104,8 @@ def prompts_of(text: TextFormat) -> Iterator[tuple[str, list[int]]]:
 
 
 def measure(
-    directory: Path, draft_model: Path | None, tokens: int, drafts: int,
-    say: Callable[[str], None],
-) -> list[dict[str, Any]]:  # fmt: skip
+    directory: Path, draft_model: Path | None, tokens: int, drafts: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """Make the runs of each kind of prompt, drafter and temperature."""
     text = TextFormat.of_model(directory)
     prompts = list(prompts_of(text))
@@ -117,9 +122,15 @@ def measure(
             for number, (kind, prompt) in enumerate(prompts):
                 say(f"{way} at {temperature:g}: prompt {number + 1} of {len(prompts)}")
                 one = run(
-                    model, drafter, prompt, text.tokenizer.eos_ids, tokens, drafts,
-                    Sampling(temperature), number,
-                )  # fmt: skip
+                    model,
+                    drafter,
+                    prompt,
+                    text.tokenizer.eos_ids,
+                    tokens,
+                    drafts,
+                    Sampling(temperature),
+                    number,
+                )
                 found.append({"kind": kind, "way": way, "temperature": temperature, **asdict(one)})
     return found
 
@@ -133,16 +144,23 @@ def table(runs: list[dict[str, Any]]) -> str:
         (run["kind"], run["way"], run["temperature"]) for run in runs
     ):
         same = [
-            run for run in runs
+            run
+            for run in runs
             if (run["kind"], run["way"], run["temperature"]) == (kind, way, temperature)
-        ]  # fmt: skip
+        ]
         each = [(run["tokens"] - 1) / run["steps"] for run in same if run["steps"]]
         drafted = sum(run["drafted"] for run in same)
         stay = sum(run["accepted"] for run in same) / max(1, drafted)
-        cells.append([
-            kind, way, f"{temperature:g}", str(sum(run["tokens"] for run in same)),
-            f"{np.mean(each):.2f} ({min(each):.2f} to {max(each):.2f})", f"{stay:.0%}",
-        ])  # fmt: skip
+        cells.append(
+            [
+                kind,
+                way,
+                f"{temperature:g}",
+                str(sum(run["tokens"] for run in same)),
+                f"{np.mean(each):.2f} ({min(each):.2f} to {max(each):.2f})",
+                f"{stay:.0%}",
+            ]
+        )
     return "\n".join(report.table(HEADS, cells))
 
 
@@ -175,7 +193,13 @@ def command(options: argparse.Namespace) -> None:
     finally:
         progress.close()
     show_table(table(runs))
-    result = {"runs": runs, "machine": asdict(machine()), "config": {
-        "model": directory.name, "tokens": options.tokens, "draft_length": options.draft_length,
-    }}  # fmt: skip
+    result = {
+        "runs": runs,
+        "machine": asdict(machine()),
+        "config": {
+            "model": directory.name,
+            "tokens": options.tokens,
+            "draft_length": options.draft_length,
+        },
+    }
     commands.write(options, result)

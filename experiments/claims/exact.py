@@ -64,9 +64,14 @@ SMALL_PROMPT = 64
 VOCAB = 32000
 DRAFTS = (4, 8)
 VERIFIED = (
-    ("token", "probabilities"), ("token", "logits"), ("post", "probabilities"), ("post", "logits"),
-    ("naive", "probabilities"), ("naive", "logits"), ("race", "logits"),
-)  # fmt: skip
+    ("token", "probabilities"),
+    ("token", "logits"),
+    ("post", "probabilities"),
+    ("post", "logits"),
+    ("naive", "probabilities"),
+    ("naive", "logits"),
+    ("race", "logits"),
+)
 ATTENTION = ((4, 1, 32, 96), (4, 8, 32, 96), (12, 8, 256, 512))  # heads, queries, prefix, cache
 HEAD_DIM = 64
 OWN_TEXT, OWN_STEPS = (32, 128, 200), 13  # tokens; steps that the mean is of
@@ -256,13 +261,15 @@ def _comparisons() -> list[dict[str, int]]:
     """
     found = []
     for bits, values in itertools.product(COMPARED, TOGETHER):
-        found.append({
-            "bits": bits,
-            "values": values,
-            "messages": sign_cost(values, bits).messages,
-            "products": sign_products(values, bits) // values,
-            "sums": sum(n * len(gate.sums) for gate, n in tree(bits - 1, values)),
-        })  # fmt: skip
+        found.append(
+            {
+                "bits": bits,
+                "values": values,
+                "messages": sign_cost(values, bits).messages,
+                "products": sign_products(values, bits) // values,
+                "sums": sum(n * len(gate.sums) for gate, n in tree(bits - 1, values)),
+            }
+        )
     return found
 
 
@@ -302,16 +309,19 @@ def _ops() -> dict[str, Priced]:
         "square": of(square, one),
         "matmul": of(lambda x, y: matmul(x, y, shift=0), ints(1, rows, 32), ints(1, 32, rows)),
         "linear": (
-            lambda x, w: linear(x, w, label="exact", shift=0), (J, P),
-            (floats(rows, 64), floats(64, 32)), MANY,
+            lambda x, w: linear(x, w, label="exact", shift=0),
+            (J, P),
+            (floats(rows, 64), floats(64, 32)),
+            MANY,
         ),
-        "select": (
-            lambda x, d: select(x, d, bits=64), (J, C), (ints(8, 4096), own(8)), 8 * 4096
-        ),
+        "select": (lambda x, d: select(x, d, bits=64), (J, C), (ints(8, 4096), own(8)), 8 * 4096),
         "joint_bits": (joint_bits, (C, P), (bools(MANY), bools(MANY)), MANY),
         "joint_words": (joint_words, (C, P), (own(MANY), own(MANY)), MANY),
         "joint_fraction": (
-            lambda x, y: joint_fraction(x, y, bits=16), (C, P), (own(MANY), own(MANY)), 16 * MANY
+            lambda x, y: joint_fraction(x, y, bits=16),
+            (C, P),
+            (own(MANY), own(MANY)),
+            16 * MANY,
         ),
         "mux": of(mux, bits, one),
         "mux 25": of(mux, bits, ints(MANY, bits=25)),
@@ -322,25 +332,32 @@ def _ops() -> dict[str, Priced]:
         "argmax": (lambda x: argmax(x, bits=26), (J,), (ints(9, VOCAB),), 9 * VOCAB),
         "exponential": of(exponential, floats(MANY)),
         "reject": (
-            lambda w, z, q, r: reject(w, z, q, r, widths=widths), (J, J, C, J),
-            (one, one, own(MANY), one), MANY,
+            lambda w, z, q, r: reject(w, z, q, r, widths=widths),
+            (J, J, C, J),
+            (one, one, own(MANY), one),
+            MANY,
         ),
         "residual": (
-            lambda w, q: residual(w, q, widths=widths), (J, C),
-            (ints(2, words), own(2, words)), MANY,
+            lambda w, q: residual(w, q, widths=widths),
+            (J, C),
+            (ints(2, words), own(2, words)),
+            MANY,
         ),
         "locate": of(
             lambda w, u: locate(w, u, draw=widths.draw, total=widths.total), ints(2, words), ints(2)
         ),
-    }  # fmt: skip
+    }
 
 
 # ---- the command
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--write", action="store_true",
-                        help="bring the documents and experiments/data/exact.json up to date")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="bring the documents and experiments/data/exact.json up to date",
+    )
     commands.add_common(parser)
 
 

@@ -137,10 +137,17 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
         return f"{float(exact):.2f}".rstrip("0").rstrip(".")
 
     units = {
-        "and_bits": " per bit", "to_arith": " per bit", "truncate unbiased": "",
-        "truncate local": "", "matmul": " per entry of x and y", "linear": " per entry of x",
-        "joint_fraction": " per bit", "narrow": "", "widen": "", "exponential": "",
-    }  # fmt: skip
+        "and_bits": " per bit",
+        "to_arith": " per bit",
+        "truncate unbiased": "",
+        "truncate local": "",
+        "matmul": " per entry of x and y",
+        "linear": " per entry of x",
+        "joint_fraction": " per bit",
+        "narrow": "",
+        "widen": "",
+        "exponential": "",
+    }
     found = {name: (messages(name), each(name) + unit) for name, unit in units.items()}
     found |= {
         name: (f"{messages(name)} at 9 x 32,000", f"{each(name)} at 26 bits")
@@ -159,10 +166,12 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
             f"{each('prefix_or 20')} for 20",
         ),
         "truncate exact": (
-            f"{messages('truncate exact')} at k = 18", f"{each('truncate exact')} at k = 18"
+            f"{messages('truncate exact')} at k = 18",
+            f"{each('truncate exact')} at k = 18",
         ),
         "multiply, square": (
-            messages("multiply", "square"), f"{each('multiply')}, {each('square')}"
+            messages("multiply", "square"),
+            f"{each('multiply')}, {each('square')}",
         ),
         "joint_bits, joint_words": (messages("joint_bits", "joint_words"), each("joint_words")),
         "mux": (
@@ -173,7 +182,7 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
             ", ".join(map(messages, ("reject", "residual", "locate"))),
             f"{each('reject')}, {each('residual')}, {each('locate')} at V = 32,000",
         ),
-    }  # fmt: skip
+    }
     bits, online = "messages online (both parties)", "bytes online per value, both ways"
     return {
         "select": {bits: messages("select")},

@@ -81,9 +81,13 @@ def by_pieces(
 
 
 def answered(
-    texts: Sequence[ChatText], exact: Forward, pieces: Forward, tokenizer: Tokenizer,
-    greedy: Callable[[list[int]], list[int]], say: Callable[[str], None],
-) -> list[Question]:  # fmt: skip
+    texts: Sequence[ChatText],
+    exact: Forward,
+    pieces: Forward,
+    tokenizer: Tokenizer,
+    greedy: Callable[[list[int]], list[int]],
+    say: Callable[[str], None],
+) -> list[Question]:
     """Compare answers token by token."""
     found = []
     for i, text in enumerate(texts):
@@ -99,9 +103,17 @@ def answered(
         flip = int(differ[0]) if len(differ) else None
         margin = None if flip is None else float(best[flip] - reference[flip, chosen[flip]])
         words = tokenizer.decode([t for t in answer if t not in tokenizer.eos_ids])
-        found.append(Question(
-            text.kind, text.words, words, len(answer), flip, margin, float((best - others).min())
-        ))  # fmt: skip
+        found.append(
+            Question(
+                text.kind,
+                text.words,
+                words,
+                len(answer),
+                flip,
+                margin,
+                float((best - others).min()),
+            )
+        )
     return found
 
 
@@ -138,12 +150,14 @@ def measure(
     compared, found = by_pieces(texts, exact, pieces, say)
     failures = failures_of(compared)
     return {
-        "passed": not failures, "failures": failures, "pieces": asdict(compared),
+        "passed": not failures,
+        "failures": failures,
+        "pieces": asdict(compared),
         "texts": [asdict(text) for text in found],
         "questions": [asdict(answer) for answer in answers],
         "machine": asdict(machine()),
         "config": {"model": model.name, "public": len(texts[0].head)},
-    }  # fmt: skip
+    }
 
 
 def failures_of(found: Comparison) -> list[str]:
@@ -193,36 +207,62 @@ def comparisons(found: Mapping[str, Mapping[str, Any]]) -> str:
         return [name, *map(text, found.values())]
 
     first = next(iter(found.values()))
-    return "\n".join(report.table(("logits against float32's", *found), [
-        row("positions", lambda r: f"{r['positions']:,}"),
-        row("largest error", lambda r: f"{r['largest_error']:.3f}"),
-        *([f"largest of a position, quantile {q}",
-           *(f"{r['quantiles'][q]:.3f}" for r in found.values())] for q in first["quantiles"]),
-        row("mean absolute error", lambda r: f"{r['mean_error']:.4f}"),
-        row(f"top-1 agreement (at least {MIN_AGREEMENT:.0%})", lambda r: f"{r['agreement']:.2%}"),
-        row("largest margin of a flip", _largest_margin),
-        row("perplexity, float32", lambda r: f"{r['perplexity_float32']:.3f}"),
-        row(f"perplexity, these logits (within {MAX_PERPLEXITY:.1%})",
-            lambda r: f"{r['perplexity_secure']:.3f} ({_change(r):+.3%})"),
-    ]))  # fmt: skip
+    return "\n".join(
+        report.table(
+            ("logits against float32's", *found),
+            [
+                row("positions", lambda r: f"{r['positions']:,}"),
+                row("largest error", lambda r: f"{r['largest_error']:.3f}"),
+                *(
+                    [
+                        f"largest of a position, quantile {q}",
+                        *(f"{r['quantiles'][q]:.3f}" for r in found.values()),
+                    ]
+                    for q in first["quantiles"]
+                ),
+                row("mean absolute error", lambda r: f"{r['mean_error']:.4f}"),
+                row(
+                    f"top-1 agreement (at least {MIN_AGREEMENT:.0%})",
+                    lambda r: f"{r['agreement']:.2%}",
+                ),
+                row("largest margin of a flip", _largest_margin),
+                row("perplexity, float32", lambda r: f"{r['perplexity_float32']:.3f}"),
+                row(
+                    f"perplexity, these logits (within {MAX_PERPLEXITY:.1%})",
+                    lambda r: f"{r['perplexity_secure']:.3f} ({_change(r):+.3%})",
+                ),
+            ],
+        )
+    )
 
 
 def _of_texts(result: Mapping[str, Any]) -> list[str]:
     """Return what became of the chats, by kind, and the questions with their answers."""
     kinds = sorted({text["kind"] for text in result["texts"]})
-    ranges = report.table(("kind of chat", "chats", "tokens on shares", "left their ranges"), [
-        (kind, str(len(of_kind)), f"{sum(t['tokens'] for t in of_kind):,}",
-         _left(of_kind))
-        for kind in kinds
-        for of_kind in [[t for t in result["texts"] if t["kind"] == kind]]
-    ])  # fmt: skip
+    ranges = report.table(
+        ("kind of chat", "chats", "tokens on shares", "left their ranges"),
+        [
+            (kind, str(len(of_kind)), f"{sum(t['tokens'] for t in of_kind):,}", _left(of_kind))
+            for kind in kinds
+            for of_kind in [[t for t in result["texts"] if t["kind"] == kind]]
+        ],
+    )
     heads = "kind", "question", "tokens", "closest decision", "by pieces"
-    answers = report.table(heads, [
-        (q["kind"], report.cell(q["question"]), str(q["tokens"]), f"{q['closest']:.3f}",
-         "the same" if q["flip"] is None else
-         f"token {q['flip'] + 1} differs, margin {q['margin']:.3f}")
-        for q in result["questions"]
-    ])  # fmt: skip
+    answers = report.table(
+        heads,
+        [
+            (
+                q["kind"],
+                report.cell(q["question"]),
+                str(q["tokens"]),
+                f"{q['closest']:.3f}",
+                "the same"
+                if q["flip"] is None
+                else f"token {q['flip'] + 1} differs, margin {q['margin']:.3f}",
+            )
+            for q in result["questions"]
+        ],
+    )
     return ["\n".join(lines) for lines in (ranges, answers)]
 
 
@@ -242,11 +282,21 @@ def _largest_margin(found: Mapping[str, Any]) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--chats", type=Path, nargs="+", required=True, metavar="FILE",
-                        help="JSON Lines, as for calibrate: chats that the ranges were not chosen "
-                        "on")  # fmt: skip
-    parser.add_argument("--questions", type=Path, required=True, metavar="FILE",
-                        help="likewise: chats that are answered greedily")  # fmt: skip
+    parser.add_argument(
+        "--chats",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="JSON Lines, as for calibrate: chats that the ranges were not chosen on",
+    )
+    parser.add_argument(
+        "--questions",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="likewise: chats that are answered greedily",
+    )
     commands.add_number(parser, "--answer-tokens", 48, "of an answer, at most")
     commands.add_common(parser)
 
@@ -257,9 +307,12 @@ def command(options: argparse.Namespace) -> None:
     progress = Progress()
     try:
         result = measure(
-            commands.private_model(options), options.chats, options.questions,
-            options.answer_tokens, progress.stage,
-        )  # fmt: skip
+            commands.private_model(options),
+            options.chats,
+            options.questions,
+            options.answer_tokens,
+            progress.stage,
+        )
     finally:
         progress.close()
     commands.conclude(options, result, table(result))

@@ -86,9 +86,13 @@ class Windows:
     def layout(self, config: ModelConfig) -> Layout:
         public = len(self.public_prefix)
         return Layout(
-            config, (1,), (self.window_tokens,), live_rows=self.window_tokens, prefix=public,
+            config,
+            (1,),
+            (self.window_tokens,),
+            live_rows=self.window_tokens,
+            prefix=public,
             public=public,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -145,17 +149,21 @@ def measure(
     chosen = beginnings(texts, windows)
     config, params = load_model(model)
     exact, pieces = (Forward(config, params, texts[0].head, pieces=p) for p in (False, True))
-    by_pieces = Comparison.of([
-        Rows.of(np.array(ids), exact(ids)[0], pieces(ids)[0]) for ids in chosen
-    ])  # fmt: skip
+    by_pieces = Comparison.of(
+        [Rows.of(np.array(ids), exact(ids)[0], pieces(ids)[0]) for ids in chosen]
+    )
     run_windows = dealt if is_dealt else on_shares
     compared, took, agreed = run_windows(model, texts[0].head, chosen, exact)
     failures = failures_of(compared)
     return {
-        "passed": not failures, "failures": failures, "shares": asdict(compared),
-        "pieces": asdict(by_pieces), **took,
-        "machine": asdict(machine()), "config": {"model": model.name, "dealt": is_dealt, **agreed},
-    }  # fmt: skip
+        "passed": not failures,
+        "failures": failures,
+        "shares": asdict(compared),
+        "pieces": asdict(by_pieces),
+        **took,
+        "machine": asdict(machine()),
+        "config": {"model": model.name, "dealt": is_dealt, **agreed},
+    }
 
 
 def beginnings(texts: Sequence[ChatText], windows: int) -> list[list[int]]:
@@ -176,9 +184,13 @@ def on_shares(
     """
     opened = Opened(len(chosen), load_config(model).vocab_size)
     outcome, agreed = run_study(
-        PROGRAM, model, Windows(len(chosen), len(chosen[0]), tuple(public)),
-        ClientInputs(list(chosen)), tokenizer=model, on_event=opened.keep,
-    )  # fmt: skip
+        PROGRAM,
+        model,
+        Windows(len(chosen), len(chosen[0]), tuple(public)),
+        ClientInputs(list(chosen)),
+        tokenizer=model,
+        on_event=opened.keep,
+    )
     took = {name: outcome.result[name] for name in ("seconds", "learned")}
     return opened.compared(chosen, exact), took, dict(agreed)
 
@@ -198,9 +210,11 @@ def dealt(
         client = session.rank == CLIENT
         session.party.supply = dealer.source(session.rank)
         job: Job[Windows, ClientInputs] = Job(
-            asked, config, ClientInputs(list(chosen)) if client else None,
+            asked,
+            config,
+            ClientInputs(list(chosen)) if client else None,
             None if client else Held(str(model)),
-        )  # fmt: skip
+        )
 
         def send(event: str, **fields: Any) -> None:
             if client and event == "stage":
@@ -232,10 +246,12 @@ class Opened:
 
     def compared(self, chosen: Sequence[list[int]], exact: Forward) -> Comparison:
         """Compare them with the exact ones."""
-        return Comparison.of([
-            Rows.of(np.array(ids), exact(ids)[0], np.concatenate(parts))
-            for ids, parts in zip(chosen, self._parts, strict=True)
-        ])  # fmt: skip
+        return Comparison.of(
+            [
+                Rows.of(np.array(ids), exact(ids)[0], np.concatenate(parts))
+                for ids, parts in zip(chosen, self._parts, strict=True)
+            ]
+        )
 
 
 # ---- the command
@@ -249,14 +265,23 @@ def table(result: dict[str, Any]) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--chats", type=Path, nargs="+", required=True, metavar="FILE",
-                        help="JSON Lines, as for calibrate")  # fmt: skip
+    parser.add_argument(
+        "--chats",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="JSON Lines, as for calibrate",
+    )
     commands.add_number(
         parser, "--windows", 8, f"chats of which the first {WINDOW_TOKENS} tokens go on shares"
     )
-    parser.add_argument("--dealt", action="store_true",
-                        help="take correlated randomness from a dealer in this process: no "
-                        "preprocessing, the same arithmetic on shares")  # fmt: skip
+    parser.add_argument(
+        "--dealt",
+        action="store_true",
+        help="take correlated randomness from a dealer in this process: no "
+        "preprocessing, the same arithmetic on shares",
+    )
     commands.add_common(parser)
 
 

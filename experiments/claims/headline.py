@@ -21,9 +21,7 @@ WAYS = {
     "ours-standard": ("spu-llm, one token a step", "#0072B2"),
     "ours-drafted": ("spu-llm, drafted", "#D55E00"),
 }
-PLACES = {
-    "local": "over loopback", "lan": "on an emulated LAN", "wan": "on an emulated WAN",
-}  # fmt: skip
+PLACES = {"local": "over loopback", "lan": "on an emulated LAN", "wan": "on an emulated WAN"}
 
 
 def main_group(data: dict[str, Any]) -> tuple[str, int]:
@@ -43,9 +41,10 @@ def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
     records = groups(data)[network, tokens]
     systems = [s for s in WAYS if choose(records, s)]
     panels: list[tuple[str, str, float]] = [
-        ("MB per token", "bytes", 1e6), ("messages per token", "messages", 1.0),
+        ("MB per token", "bytes", 1e6),
+        ("messages per token", "messages", 1.0),
         (f"seconds per token, {network}", "seconds", 1.0),
-    ]  # fmt: skip
+    ]
     for panel, (title, unit, scale) in zip(axes, panels, strict=False):
         for y, system in enumerate(systems):
             color = WAYS[system][1]
@@ -53,8 +52,9 @@ def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
             found = [[figure(r, unit) / scale for r in chosen] for figure in FIGURES.values()]
             inner, outer = map(statistics.median, found)
             panel.barh(y, inner, 0.62, color=color)
-            panel.barh(y, outer - inner, 0.62, left=inner, color="white", edgecolor=color,
-                       hatch="////")  # fmt: skip
+            panel.barh(
+                y, outer - inner, 0.62, left=inner, color="white", edgecolor=color, hatch="////"
+            )
             lines, right = [], outer
             for values, word, edge in zip(
                 found, ("online", "in all"), (y - 0.37, y + 0.37), strict=True
@@ -65,8 +65,14 @@ def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
                     text += f" ({_figure(min(values))} to {_figure(max(values))})"
                     right = max(right, max(values))
                 lines.append(text)
-            panel.annotate("\n".join(lines), (right, y), (5, 0), textcoords="offset points",
-                           va="center", fontsize=9)  # fmt: skip
+            panel.annotate(
+                "\n".join(lines),
+                (right, y),
+                (5, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+            )
         panel.set_title(title, loc="left")
         panel.set_yticks(range(len(systems)), [WAYS[s][0] for s in systems])
         panel.tick_params(left=False)
@@ -138,10 +144,15 @@ def headline(data: dict[str, Any], *, timed: bool) -> str:
             f"{_figure(seconds / tokens)} s more for each."
         )
     first, *bullets = (
-        textwrap.fill(text, 100, subsequent_indent="  " if text.startswith("-") else "",
-                      break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(
+            text,
+            100,
+            subsequent_indent="  " if text.startswith("-") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         for text in texts
-    )  # fmt: skip
+    )
     return "\n".join([first, "", *bullets])
 
 

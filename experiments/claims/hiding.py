@@ -55,12 +55,17 @@ class Cost:
         return sum(self.seconds[network])
 
     def compared(self) -> list[float]:
-        """Return what the table compares: messages and bytes, online, offline; seconds by network.
+        """Return what the table compares: messages and bytes, online, offline; seconds by
+        network.
         """
         return [
-            self.messages, self.offline_messages, self.online_bytes, self.offline_bytes,
-            self.total_bytes, *map(self.total_seconds, NETWORKS),
-        ]  # fmt: skip
+            self.messages,
+            self.offline_messages,
+            self.online_bytes,
+            self.offline_bytes,
+            self.total_bytes,
+            *map(self.total_seconds, NETWORKS),
+        ]
 
 
 def course(tokens: int, per_step: float, draft_length: int) -> list[int]:
@@ -80,9 +85,7 @@ def cost(config: ModelConfig, request: Request, accepted: Sequence[int], prices:
     works = of_steps(config, request, [SHAPES[name] for name in NETWORKS], accepted)
     spent = {}  # by network, online and offline
     for name in NETWORKS:
-        options = Options(
-            request.prompt_tokens, request.max_new_tokens, request.draft_length, name
-        )
+        options = Options(request.prompt_tokens, request.max_new_tokens, request.draft_length, name)
         played = f"seconds {options.shape.name}"
         steps = [
             figures(

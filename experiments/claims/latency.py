@@ -76,9 +76,7 @@ def measure(
 
 
 def analyse(
-    ours: dict[str, Any],
-    stock: dict[str, Any] | None,
-    local: dict[str, Any] | None,
+    ours: dict[str, Any], stock: dict[str, Any] | None, local: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return the figures of one network."""
     shape = NETWORKS[ours["network"]]
@@ -103,10 +101,14 @@ def _ours(
                 "delay": chain * shape.delay_s,
                 "transmission": _sending(busier, shape),
             }
-        steps.append({
-            "positions": step["positions"], "seconds": step["median"]["seconds"],
-            "segments": step["segments"], "kinds": kinds,
-        })  # fmt: skip
+        steps.append(
+            {
+                "positions": step["positions"],
+                "seconds": step["median"]["seconds"],
+                "segments": step["segments"],
+                "kinds": kinds,
+            }
+        )
     return steps
 
 
@@ -122,10 +124,13 @@ def _stock(
             cell["transmission"] = _sending(cell["bytes"], shape)
             left = cell["seconds"] - cell["compute"] - cell["transmission"]
             kinds[kind] = cell | {"delay": max(0.0, left) if local else 0.0}
-        steps.append({
-            "positions": step["positions"], "kinds": kinds,
-            "seconds": sum(cell["seconds"] for cell in kinds.values()),
-        })  # fmt: skip
+        steps.append(
+            {
+                "positions": step["positions"],
+                "kinds": kinds,
+                "seconds": sum(cell["seconds"] for cell in kinds.values()),
+            }
+        )
     return steps
 
 
@@ -180,13 +185,15 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"network {result['network']}, both parties on {result['machine']['cores']} cores, cache "
         f"of {result['capacity']} positions; seconds of one step. `parts`: delay + transmission + "
-        "compute, which for ours is a prediction; `x`: in steps of one position.",
+        "compute, which for ours is a prediction; `x`: in steps of one position."
     ]
     for name in result["paths"]:
         lines += ["", *by_kind(result, name)]
     if segments := result["paths"]["ours"][0]["segments"]:
-        lines += ["", f"note: {segments} segments of a step run in SPU; their delay is not in "
-                  "`parts`"]  # fmt: skip
+        lines += [
+            "",
+            f"note: {segments} segments of a step run in SPU; their delay is not in `parts`",
+        ]
     return "\n".join(lines)
 
 
@@ -197,19 +204,32 @@ def by_kind(result: dict[str, Any], name: str) -> list[str]:
     path = result["paths"][name]
     kinds = kinds_of(path)
     heads = [
-        f"{_NAMES[name]}, {result['network']}: positions", *kinds, "in all", "x",
+        f"{_NAMES[name]}, {result['network']}: positions",
+        *kinds,
+        "in all",
+        "x",
         f"parts {_PARTS_ARE[name]}",
-    ]  # fmt: skip
+    ]
     rows = [
-        [str(step["positions"]), *_cells(step, kinds, "seconds", report.three),
-         report.three(step["seconds"]), f"{times:.2f}",
-         " + ".join(map(report.three, parts_of(step).values()))]
+        [
+            str(step["positions"]),
+            *_cells(step, kinds, "seconds", report.three),
+            report.three(step["seconds"]),
+            f"{times:.2f}",
+            " + ".join(map(report.three, parts_of(step).values())),
+        ]
         for step, times in zip(path, growth(path), strict=True)
     ] + [
-        [f"{figure} at {step['positions']}", *_cells(step, kinds, figure, count_text),
-         count_text(sum(cell[figure] for cell in step["kinds"].values())), "", ""]
-        for figure in ("messages", "bytes") for step in (path[0], path[-1])
-    ]  # fmt: skip
+        [
+            f"{figure} at {step['positions']}",
+            *_cells(step, kinds, figure, count_text),
+            count_text(sum(cell[figure] for cell in step["kinds"].values())),
+            "",
+            "",
+        ]
+        for figure in ("messages", "bytes")
+        for step in (path[0], path[-1])
+    ]
     return report.table(heads, rows)
 
 
@@ -264,7 +284,8 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def draw_growth(axes: Any, results: Sequence[dict[str, Any]]) -> None:
-    """Draw Figure 1: seconds of a step against its positions, divided by a step's of one position.
+    """Draw Figure 1: seconds of a step against its positions, divided by a step's of one
+    position.
     """
     for i, result in enumerate(results):
         for name, style in (("ours", "o-"), ("stock", "x--")):
@@ -278,9 +299,11 @@ def draw_growth(axes: Any, results: Sequence[dict[str, Any]]) -> None:
         if shown := {n: times for n, times in paper.items() if n <= last}:
             axes.plot(list(shown), list(shown.values()), "k:", label=f"paper, {result['network']}")
     axes.set(
-        xticks=[step["positions"] for step in results[0]["paths"]["ours"]], ylim=(0, None),
-        xlabel="positions in one step", ylabel="latency, in steps of one position",
-    )  # fmt: skip
+        xticks=[step["positions"] for step in results[0]["paths"]["ours"]],
+        ylim=(0, None),
+        xlabel="positions in one step",
+        ylabel="latency, in steps of one position",
+    )
     axes.set_title("latency against input length (Figure 1)", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=6)
@@ -319,9 +342,14 @@ def draw_breakdown(axes: Any, results: Sequence[dict[str, Any]], name: str) -> N
                     cells.append(step["kinds"][kind])
             at += bars + 1.0
         axes.text(
-            at - 1 - (bars + 1) * len(results) / 2, 1.01, kind, ha="center", va="bottom",
-            fontsize=8, transform=axes.get_xaxis_transform(),
-        )  # fmt: skip
+            at - 1 - (bars + 1) * len(results) / 2,
+            1.01,
+            kind,
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            transform=axes.get_xaxis_transform(),
+        )
         axes.axvline(at + 0.2, color="0.8", linewidth=0.8)
         at += 1.5
     bottom = np.zeros(len(cells))
@@ -347,8 +375,12 @@ def draw_breakdown(axes: Any, results: Sequence[dict[str, Any]], name: str) -> N
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_network(parser, "lan,wan", "lan, wan, after local (default: %(default)s)")
-    parser.add_argument("--no-stock", dest="stock", action="store_false",
-                        help="leave the stock path's layers out, which take minutes")  # fmt: skip
+    parser.add_argument(
+        "--no-stock",
+        dest="stock",
+        action="store_false",
+        help="leave the stock path's layers out, which take minutes",
+    )
     step_sweep.add_sweep(parser, "draw all figures into a file")
 
 

@@ -115,8 +115,10 @@ def run(session: PartySession, job: Job[Windows, ClientInputs], send: Send) -> d
         send("stage", name=f"window {i + 1} of {windows}, {length} tokens")
         with session.meter.in_phase("online"):
             tokens = session.private(
-                CLIENT, lambda i=i: job.client.window_ids[i],  # type: ignore[misc]
-                (length,), np.int32,
+                CLIENT,
+                lambda i=i: job.client.window_ids[i],  # type: ignore[misc]
+                (length,),
+                np.int32,
             )
             rows = session.get(session.call(secure, weights, tokens))
         if rows is not None:
@@ -160,9 +162,14 @@ class Rows:
         at = np.arange(len(tokens))
         margin = reference[at, wanted].astype(np.float64) - reference[at, found]
         return Rows(
-            error.max(axis=-1), error.mean(axis=-1), wanted, found, margin,
-            _log_p(tokens, reference), _log_p(tokens, secure),
-        )  # fmt: skip
+            error.max(axis=-1),
+            error.mean(axis=-1),
+            wanted,
+            found,
+            margin,
+            _log_p(tokens, reference),
+            _log_p(tokens, secure),
+        )
 
 
 def _log_p(tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -390,7 +397,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     result = measure(
-        commands.private_model(options), SHIPPED / "held_out.jsonl", options.positions,
+        commands.private_model(options),
+        SHIPPED / "held_out.jsonl",
+        options.positions,
         options.pieces_positions,
-    )  # fmt: skip
+    )
     commands.conclude(options, result, table(result))

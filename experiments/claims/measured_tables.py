@@ -39,9 +39,14 @@ def functions(files: Files) -> list[str]:
     there = {(row["op"], row["size"]): row for row in result["rows"]}
     exact = exact_cells.cells(saved.load("exact"))["functions"]
     heads = (
-        "function", "messages =", "largest error", "bytes online per value =",
-        "bytes ahead per value", f"{result['network']}: ours / SPU", "SPU: messages, error",
-    )  # fmt: skip
+        "function",
+        "messages =",
+        "largest error",
+        "bytes online per value =",
+        "bytes ahead per value",
+        f"{result['network']}: ours / SPU",
+        "SPU: messages, error",
+    )
     rows = [_of_function(name, there[case], exact[name]) for name, _, case in exact_cells.FUNCTIONS]
     return _with_origin(files, [exact_cells.MARK.format("functions"), *report.table(heads, rows)])
 
@@ -70,10 +75,16 @@ def ops(files: Files) -> list[str]:
     in_full = {op for rows in elsewhere for op, _ in rows}
     largest = {row["op"]: row["size"] for row in first["rows"]}  # sizes increase
     heads = (
-        "op", "size", "messages, ours =", "messages, SPU", "bytes online, ours =",
-        "bytes online, SPU", "made ahead, bytes", f"{first['network']}: ours / SPU (ahead)",
+        "op",
+        "size",
+        "messages, ours =",
+        "messages, SPU",
+        "bytes online, ours =",
+        "bytes online, SPU",
+        "made ahead, bytes",
+        f"{first['network']}: ours / SPU (ahead)",
         *(f"{other['network']}: ours / SPU" for other in others),
-    )  # fmt: skip
+    )
     table = []
     for row in first["rows"]:
         op, size = row["op"], row["size"]
@@ -82,13 +93,19 @@ def ops(files: Files) -> list[str]:
         # An op that the code no longer has stands nowhere.
         if approximated or key not in exact or not (op in in_full or size == largest[op]):
             continue
-        table.append([
-            op, f"{size:,}", exact[key]["messages, ours"], count_text(stock["messages"]),
-            exact[key]["bytes online, ours"], bytes_text(both_ways(stock)),
-            bytes_text(both_ways(ours["offline"])),
-            f"{_seconds(row)} ({duration_text(ours['offline']['seconds'])})",
-            *(_seconds(rows[op, size]) if (op, size) in rows else "–" for rows in elsewhere),
-        ])  # fmt: skip
+        table.append(
+            [
+                op,
+                f"{size:,}",
+                exact[key]["messages, ours"],
+                count_text(stock["messages"]),
+                exact[key]["bytes online, ours"],
+                bytes_text(both_ways(stock)),
+                bytes_text(both_ways(ours["offline"])),
+                f"{_seconds(row)} ({duration_text(ours['offline']['seconds'])})",
+                *(_seconds(rows[op, size]) if (op, size) in rows else "–" for rows in elsewhere),
+            ]
+        )
     return _with_origin(files, [exact_cells.MARK.format("ops"), *report.table(heads, table)])
 
 
@@ -97,9 +114,15 @@ def chain(files: Files) -> list[str]:
     (result,) = _sessions(files)
     tokens = result["tokens"]
     heads = (
-        "", "seconds online", "seconds ahead", "seconds in all", "MB online", "MB ahead",
-        "MB in all", "messages",
-    )  # fmt: skip
+        "",
+        "seconds online",
+        "seconds ahead",
+        "seconds in all",
+        "MB online",
+        "MB ahead",
+        "MB in all",
+        "messages",
+    )
     rows = [
         _of_passes(f"prefill of {result['shape']['prompt_tokens']} tokens", [result["prefill"]]),
         _of_passes(f"a token, mean of {len(tokens)}", tokens),
@@ -124,9 +147,15 @@ def _of_passes(name: str, passes: Sequence[dict[str, Any]]) -> list[str]:
     seconds = fmean(p["seconds"] for p in passes)
     ahead = fmean(p["offline"]["seconds"] for p in passes)
     return [
-        name, f"{seconds:.1f}", f"{ahead:.1f}", f"{seconds + ahead:.1f}", f"{online:.1f}",
-        f"{made:.1f}", f"{online + made:.1f}", f"{fmean(p['messages'] for p in passes):,.0f}",
-    ]  # fmt: skip
+        name,
+        f"{seconds:.1f}",
+        f"{ahead:.1f}",
+        f"{seconds + ahead:.1f}",
+        f"{online:.1f}",
+        f"{made:.1f}",
+        f"{online + made:.1f}",
+        f"{fmean(p['messages'] for p in passes):,.0f}",
+    ]
 
 
 def _fastest(row: dict[str, Any]) -> dict[str, Any]:

@@ -155,16 +155,23 @@ class Study:
         codebook, labels, kept = None, np.arange(vocab), None
         if cell.epsilon is not None:
             drawn = vocabulary.draw(
-                table_of(self.params, config), cell.mechanism, cell.epsilon * config.width,
+                table_of(self.params, config),
+                cell.mechanism,
+                cell.epsilon * config.width,
                 prg.child("codebook"),
-            )  # fmt: skip
+            )
             codebook, kept = drawn.table, float(drawn.kept.mean())
             labels = ltokenizer.Permutation.draw(vocab, prg.child("permutation")).forward
         boundary = Boundary(config.width, "float32")
         client, host = halves(
-            self.params, config, SPLIT, codebook=codebook, labels=labels, boundary=boundary,
+            self.params,
+            config,
+            SPLIT,
+            codebook=codebook,
+            labels=labels,
+            boundary=boundary,
             learning_rate=LEARNING_RATE,
-        )  # fmt: skip
+        )
         key = prg.child("batches").words((KEY_BYTES // 8,)).tobytes()
         batches = Batches(self.corpus.known, BATCH, LENGTH, key)
 
@@ -174,12 +181,18 @@ class Study:
         losses = tune(client, host, boundary, batches, range(cell.rounds), on_round=on_round)
         front, back = client.front_weights(), client.weights["back"]
         facts = {
-            **asdict(cell), "kept": kept, "loss": losses[-1] if losses else None,
+            **asdict(cell),
+            "kept": kept,
+            "loss": losses[-1] if losses else None,
             **utility(
-                config, _front_of(front, config, self.corpus.evaluated[:, :-1]), host.middle, back,
-                self.corpus.evaluated, labels,
+                config,
+                _front_of(front, config, self.corpus.evaluated[:, :-1]),
+                host.middle,
+                back,
+                self.corpus.evaluated,
+                labels,
             ),
-        }  # fmt: skip
+        }
         outcomes = []
         if cell.rounds or cell.mechanism == NONE:  # nobody generates with ends that are not tuned
             seen = attack_split.Client(front, back, None if cell.epsilon is None else labels)
@@ -198,7 +211,8 @@ class Study:
         return {**trained.on_public._asdict(), **steps}
 
     def baseline(self, cell: Cell) -> dict[str, Any]:
-        """Measure noise on embeddings instead of a codebook; ends and middle are the public ones.
+        """Measure noise on embeddings instead of a codebook; ends and middle are the public
+        ones.
         """
         assert cell.epsilon is not None
         config, (front, _, back) = self.config, self.public.parts
@@ -214,9 +228,8 @@ class Study:
             changed, seen = texts(given), texts(attacked)
             kept = float((changed == given).mean())
             measured = utility(
-                config, _front_of(front, config, changed), self.public.middle, back,
-                windows, vocab,
-            )  # fmt: skip
+                config, _front_of(front, config, changed), self.public.middle, back, windows, vocab
+            )
             rows = views.of_front(front, config, seen.tolist())
         else:
             noise = cell.mechanism.removeprefix("snd ")
@@ -224,9 +237,7 @@ class Study:
             known = np.array(self.public.texts[:_FITTED], np.int32)
             flat = partial(np.reshape, newshape=(-1, config.width))
 
-            def seen_by_client(
-                tokens: np.ndarray,
-            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            def seen_by_client(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                 x, drawn = noisy(tokens)
                 return flat(np.asarray(self.public.middle(x))), flat(table[tokens]), flat(drawn)
 
@@ -248,9 +259,14 @@ def _front_of(front: Params, config: ModelConfig, tokens: np.ndarray) -> Any:
 
 
 def _noisy_front(
-    params: Params, config: ModelConfig, table: np.ndarray, eta: float,
-    noise: Callable[[int, int, float, Prg], np.ndarray], prg: Prg, tokens: np.ndarray,
-) -> tuple[Any, np.ndarray]:  # fmt: skip
+    params: Params,
+    config: ModelConfig,
+    table: np.ndarray,
+    eta: float,
+    noise: Callable[[int, int, float, Prg], np.ndarray],
+    prg: Prg,
+    tokens: np.ndarray,
+) -> tuple[Any, np.ndarray]:
     """Run SnD's front: return rows [b, n, d] of the front, and the noise [b, n, m] that went onto
     embeddings. Each occurrence of a token is a row of a table of its own.
     """
@@ -267,9 +283,13 @@ def _noisy_front(
 
 
 def utility(
-    config: ModelConfig, x: Any, middle: Callable[[Any], Any], back: Params, windows: np.ndarray,
+    config: ModelConfig,
+    x: Any,
+    middle: Callable[[Any], Any],
+    back: Params,
+    windows: np.ndarray,
     labels: np.ndarray,
-) -> dict[str, list[float]]:  # fmt: skip
+) -> dict[str, list[float]]:
     """Return perplexity and accuracy of the next token on windows [w, n + 1], whose rows at the
     boundary are x [w, n, d]; each with half its 95 % interval over windows (perplexity's in nats of
     its logarithm).
@@ -294,31 +314,42 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as the result keeps it: a file of many of them is not to be large."""
     low, high = outcome.interval
     return {
-        "attack": outcome.attack, "what": outcome.what, "tries": outcome.tries,
-        "successes": outcome.successes, "chance": round(outcome.chance, 6),
-        "notes": outcome.notes, "rate": round(outcome.rate, 6),
-        "interval": [round(low, 6), round(high, 6)], "by_luck": round(outcome.by_luck, 6),
+        "attack": outcome.attack,
+        "what": outcome.what,
+        "tries": outcome.tries,
+        "successes": outcome.successes,
+        "chance": round(outcome.chance, 6),
+        "notes": outcome.notes,
+        "rate": round(outcome.rate, 6),
+        "interval": [round(low, 6), round(high, 6)],
+        "by_luck": round(outcome.by_luck, 6),
         "at_chance": outcome.at_chance,
-    }  # fmt: skip
+    }
 
 
 def measure(
-    model: Path, plan: Plan, say: Callable[[str], None],
-    keep: Callable[[dict[str, Any]], None] = lambda result: None, done: Sequence[Any] = (),
-) -> dict[str, Any]:  # fmt: skip
+    model: Path,
+    plan: Plan,
+    say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
+    done: Sequence[Any] = (),
+) -> dict[str, Any]:
     """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
     run.
     """
     say("reading")
     study = Study(model, plan, say)
     result: dict[str, Any] = {
-        "plan": asdict(plan), "rows": list(done),
+        "plan": asdict(plan),
+        "rows": list(done),
         "corpus": {
-            "known_files": study.corpus.files[0], "held_out_files": study.corpus.files[1],
-            "windows": len(study.corpus.evaluated), "length": LENGTH,
+            "known_files": study.corpus.files[0],
+            "held_out_files": study.corpus.files[1],
+            "windows": len(study.corpus.evaluated),
+            "length": LENGTH,
             "tuning_tokens": plan.rounds * BATCH * LENGTH,
         },
-    }  # fmt: skip
+    }
     there = {row_name(row) for row in done}
     for cell in cells(plan):
         if cell.name in there:
@@ -339,16 +370,34 @@ def row_name(row: dict[str, Any]) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "An hour: each cell is written at once, and the same command goes on."
-    parser.add_argument("--mechanisms", type=commands.names, metavar="NAME,...",
-                        default=list(Plan.mechanisms),
-                        help=f"{', '.join(Plan.mechanisms)} (default: all)")  # fmt: skip
-    parser.add_argument("--epsilons", type=commands.fractions, metavar="E,...", default=EPSILONS,
-                        help="of a feature (default: the paper's 13 / 4096, 6, 9)")  # fmt: skip
-    parser.add_argument("--attacks", type=commands.names, metavar="NAME,...",
-                        default=list(suite.ATTACKS),
-                        help=f"{', '.join(suite.ATTACKS)} (default: all)")  # fmt: skip
-    parser.add_argument("--fully", type=commands.names, metavar="NAME,...", default=[],
-                        help="mechanisms that all attacks are run on")  # fmt: skip
+    parser.add_argument(
+        "--mechanisms",
+        type=commands.names,
+        metavar="NAME,...",
+        default=list(Plan.mechanisms),
+        help=f"{', '.join(Plan.mechanisms)} (default: all)",
+    )
+    parser.add_argument(
+        "--epsilons",
+        type=commands.fractions,
+        metavar="E,...",
+        default=EPSILONS,
+        help="of a feature (default: the paper's 13 / 4096, 6, 9)",
+    )
+    parser.add_argument(
+        "--attacks",
+        type=commands.names,
+        metavar="NAME,...",
+        default=list(suite.ATTACKS),
+        help=f"{', '.join(suite.ATTACKS)} (default: all)",
+    )
+    parser.add_argument(
+        "--fully",
+        type=commands.names,
+        metavar="NAME,...",
+        default=[],
+        help="mechanisms that all attacks are run on",
+    )
     commands.add_number(parser, "--rounds", ROUNDS, f"of tuning, {BATCH} x {LENGTH} tokens each")
     commands.add_number(parser, "--texts", TEXTS, "that are attacked")
     commands.add_number(parser, "--seed", 0, "of all draws", "S")
@@ -363,16 +412,24 @@ def command(options: argparse.Namespace) -> None:
     commands.check_range("--texts", options.texts, 4)
     commands.check_range("--rounds", options.rounds, 1)
     known_by = {
-        "mechanisms": Plan.mechanisms, "attacks": suite.ATTACKS, "fully": options.mechanisms
-    }  # fmt: skip
+        "mechanisms": Plan.mechanisms,
+        "attacks": suite.ATTACKS,
+        "fully": options.mechanisms,
+    }
     for option, known in known_by.items():
         if unknown := set(getattr(options, option)) - set(known):
-            raise InputError(f"--{option}: there is no {min(unknown)!r}; choose from "
-                             f"{', '.join(known)}")  # fmt: skip
+            raise InputError(
+                f"--{option}: there is no {min(unknown)!r}; choose from {', '.join(known)}"
+            )
     plan = Plan(
-        options.mechanisms, options.epsilons, options.rounds, options.attacks, options.texts,
-        options.seed, options.fully,
-    )  # fmt: skip
+        options.mechanisms,
+        options.epsilons,
+        options.rounds,
+        options.attacks,
+        options.texts,
+        options.seed,
+        options.fully,
+    )
     model = commands.private_model(options)
     result = commands.resumed(options, plan, lambda *how: measure(model, plan, *how))
     show_table(report.table(result))

@@ -81,12 +81,20 @@ def utility(result: Row) -> list[str]:
                 cells += ["–", "–"]
                 continue
             (perplexity, nats), (accuracy, half) = row["perplexity"], row["accuracy"]
-            cells += [f"{report.three(perplexity)} (× or / {math.exp(nats):.2f})",
-                      f"{100 * accuracy:.1f} ± {100 * half:.1f} %"]  # fmt: skip
+            cells += [
+                f"{report.three(perplexity)} (× or / {math.exp(nats):.2f})",
+                f"{100 * accuracy:.1f} ± {100 * half:.1f} %",
+            ]
         kept = next(iter(rows.values()))["kept"]
         lines.append([name, "all" if kept is None else report.three(kept), *cells])
-    heads = ["mechanism", "features kept of a token", "perplexity, not tuned", "next token right",
-             "perplexity, tuned", "next token right, tuned"]  # fmt: skip
+    heads = [
+        "mechanism",
+        "features kept of a token",
+        "perplexity, not tuned",
+        "next token right",
+        "perplexity, tuned",
+        "next token right, tuned",
+    ]
     return report.table(heads, lines)
 
 
@@ -103,8 +111,9 @@ def attacks(result: Row, epsilon: float) -> list[str]:
     for _, row in columns:
         whats |= {
             (o["attack"], o["what"]): None
-            for o in row["outcomes"] if not o["what"].startswith(_LEFT_OUT)
-        }  # fmt: skip
+            for o in row["outcomes"]
+            if not o["what"].startswith(_LEFT_OUT)
+        }
     lines = []
     for attack, what in sorted(whats, key=lambda known: int(known[0][1:])):
         cells = [_cell(row["outcomes"], attack, what) for _, row in columns]
@@ -135,7 +144,8 @@ def plot(result: Row, path: Path) -> None:
 
 
 def draw(figure: Any, result: Row) -> None:
-    """Draw accuracy after tuning, and tokens that attacks recover in their places, against epsilon.
+    """Draw accuracy after tuning, and tokens that attacks recover in their places, against
+    epsilon.
     """
     left, right = figure.subplots(1, 2)
     rows = [r for r in result["rows"] if r["epsilon"] is not None]
@@ -148,9 +158,13 @@ def draw(figure: Any, result: Row) -> None:
         ].get_color()
         for (attack, what), style in PLOTTED.items():
             right.plot(
-                x, [_rate(of[e]["outcomes"], attack, what) for e in x], color=colour, marker="o",
-                linestyle=style, label=f"{attack}, {mechanism}",
-            )  # fmt: skip
+                x,
+                [_rate(of[e]["outcomes"], attack, what) for e in x],
+                color=colour,
+                marker="o",
+                linestyle=style,
+                label=f"{attack}, {mechanism}",
+            )
     whole = next(r for r in result["rows"] if r["mechanism"] == "none" and not r["rounds"])
     left.axhline(100 * whole["accuracy"][0], color="black", linestyle="--", label="untouched")
     for axes, words in ((left, "next token right, %"), (right, "tokens recovered, %")):

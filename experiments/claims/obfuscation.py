@@ -88,19 +88,29 @@ def measure(prompts: int, seed: int, say: Callable[[str], None]) -> list[dict[st
 def table(result: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     heads = (
-        "fakes", "width", f"found, of at most {MOST}: mean (95 %)", "median",
-        *(f"prompts with {n} or more" for n in ENOUGH), "processor seconds, median", "largest",
-    )  # fmt: skip
+        "fakes",
+        "width",
+        f"found, of at most {MOST}: mean (95 %)",
+        "median",
+        *(f"prompts with {n} or more" for n in ENOUGH),
+        "processor seconds, median",
+        "largest",
+    )
     rows = []
     for row in result["rows"]:
         found = np.array(row["found"])
         around = 1.96 * found.std(ddof=1) / np.sqrt(len(found))
-        rows.append([
-            row["way"], f"{row['width']:g}",
-            f"{found.mean():.1f} ({found.mean() - around:.1f} to {found.mean() + around:.1f})",
-            f"{np.median(found):g}", *(f"{(found >= n).mean():.0%}" for n in ENOUGH),
-            f"{np.median(row['seconds']):.2f}", f"{max(row['seconds']):.2f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                row["way"],
+                f"{row['width']:g}",
+                f"{found.mean():.1f} ({found.mean() - around:.1f} to {found.mean() + around:.1f})",
+                f"{np.median(found):g}",
+                *(f"{(found >= n).mean():.0%}" for n in ENOUGH),
+                f"{np.median(row['seconds']):.2f}",
+                f"{max(row['seconds']):.2f}",
+            ]
+        )
     return "\n".join(report.table(heads, rows))
 
 

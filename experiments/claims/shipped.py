@@ -13,9 +13,11 @@ def in_results(figures: Mapping[str, Any], origin: str) -> list[str]:
     """Return how good the two models are and how well they fit, and the `origin` of each table."""
     return [
         f"{evaluate.agreement(figures)}.",
-        evaluate.quality_table(figures), origin,
-        evaluate.speed_table(figures), origin,
-    ]  # fmt: skip
+        evaluate.quality_table(figures),
+        origin,
+        evaluate.speed_table(figures),
+        origin,
+    ]
 
 
 def demo_in_results(demo: Mapping[str, Any], origin: str) -> list[str]:

@@ -54,22 +54,32 @@ def compared(
             works = of_completion(config, request, [options.shape], STEPS)
             for name, work in zip(("prefill", "step"), works, strict=True):
                 figure = figures(work, options, prices)
-                kept = found.setdefault(name, {
-                    "messages": figure["messages"], "rounds": figure["rounds"],
-                    "bytes": figure["client_to_provider"] + figure["provider_to_client"],
-                    "offline_bytes": round(both_ways(figure["offline"])),
-                    "stored_bytes": figure["stored_bytes"], "hint_bytes": figure["hint_bytes"],
-                    "seconds": {}, "offline_seconds": {},
-                })  # fmt: skip
+                kept = found.setdefault(
+                    name,
+                    {
+                        "messages": figure["messages"],
+                        "rounds": figure["rounds"],
+                        "bytes": figure["client_to_provider"] + figure["provider_to_client"],
+                        "offline_bytes": round(both_ways(figure["offline"])),
+                        "stored_bytes": figure["stored_bytes"],
+                        "hint_bytes": figure["hint_bytes"],
+                        "seconds": {},
+                        "offline_seconds": {},
+                    },
+                )
                 kept["seconds"][network] = figure["seconds"]
                 kept["offline_seconds"][network] = figure["offline"]["seconds"]
         return found
 
     return {
-        "model": config.asdict(), "split": list(split), "positions": positions,
-        "prompt_tokens": prompt_tokens, "whole": of(whole), "middle": of(middle),
+        "model": config.asdict(),
+        "split": list(split),
+        "positions": positions,
+        "prompt_tokens": prompt_tokens,
+        "whole": of(whole),
+        "middle": of(middle),
         "machine": machine().__dict__,
-    }  # fmt: skip
+    }
 
 
 def shares(result: dict[str, Any], of: str = "step") -> dict[str, float]:
@@ -90,21 +100,33 @@ def shares(result: dict[str, Any], of: str = "step") -> dict[str, float]:
 def table(result: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     heads = (
-        "", "messages", "rounds", "kB online", *(f"s on {n}" for n in NETWORKS),
-        "material, MB stored a party", "MB moved", "s on lan",
-    )  # fmt: skip
+        "",
+        "messages",
+        "rounds",
+        "kB online",
+        *(f"s on {n}" for n in NETWORKS),
+        "material, MB stored a party",
+        "MB moved",
+        "s on lan",
+    )
     rows = []
     for of in ("prefill", "step"):
         size = result["prompt_tokens"] if of == "prefill" else result["positions"]
         for way in ("whole", "middle"):
             found = result[way][of]
             name = "whole" if way == "whole" else "split {},{}".format(*result["split"])
-            rows.append((
-                f"{of} of {size}, {name}", str(found["messages"]), str(found["rounds"]),
-                f"{found['bytes'] / 1e3:.0f}", *(f"{found['seconds'][n]:.2f}" for n in NETWORKS),
-                f"{found['stored_bytes'] / 1e6:.1f}", f"{found['offline_bytes'] / 1e6:.1f}",
-                f"{found['offline_seconds']['lan']:.1f}",
-            ))  # fmt: skip
+            rows.append(
+                (
+                    f"{of} of {size}, {name}",
+                    str(found["messages"]),
+                    str(found["rounds"]),
+                    f"{found['bytes'] / 1e3:.0f}",
+                    *(f"{found['seconds'][n]:.2f}" for n in NETWORKS),
+                    f"{found['stored_bytes'] / 1e6:.1f}",
+                    f"{found['offline_bytes'] / 1e6:.1f}",
+                    f"{found['offline_seconds']['lan']:.1f}",
+                )
+            )
     return "\n".join(report.table(heads, rows))
 
 

@@ -46,19 +46,42 @@ Run = dict[str, Any]
 @contextmanager
 def _middle(mode: str, model: Path, network: str) -> Iterator[str]:
     """Start a provider of the middle for one session; yield where it listens."""
-    command = [*python_command("spu_llm.app.cli"), "split", "serve", "--mode", mode,
-               "--split", SPLIT, "--model", str(model), "--listen", "127.0.0.1:0", "--insecure",
-               "--network", network, "--once", "--exit-with-parent"]  # fmt: skip
+    command = [
+        *python_command("spu_llm.app.cli"),
+        "split",
+        "serve",
+        "--mode",
+        mode,
+        "--split",
+        SPLIT,
+        "--model",
+        str(model),
+        "--listen",
+        "127.0.0.1:0",
+        "--insecure",
+        "--network",
+        network,
+        "--once",
+        "--exit-with-parent",
+    ]
     with own_provider(command, network) as server:
         yield f"{server.host}:{server.port}"
 
 
 def one(
     mode: str, network: str, prompt: Prompt, tokens: int, model: Path, draft: Path, folder: Path
-) -> Run:  # fmt: skip
+) -> Run:
     """Make a complete run; return its record, with how busy others kept the machine meanwhile."""
-    of_text = ["--prompt", prompt.text, "--max-new-tokens", str(tokens), "--temperature", "0",
-               "--network", network]  # fmt: skip
+    of_text = [
+        "--prompt",
+        prompt.text,
+        "--max-new-tokens",
+        str(tokens),
+        "--temperature",
+        "0",
+        "--network",
+        network,
+    ]
     json_file = folder / "run.json"
     busy, own, started = busy_seconds(), own_seconds(), time.perf_counter()
     if mode == "full":
@@ -66,18 +89,34 @@ def one(
         found = run_command(arguments, json_file)
     else:
         with _middle(mode, model, network) as server:
-            arguments = ["split", "generate", "--mode", mode, "--split", SPLIT, "--model",
-                         str(model), "--server", server, "--insecure", *of_text]  # fmt: skip
+            arguments = [
+                "split",
+                "generate",
+                "--mode",
+                mode,
+                "--split",
+                SPLIT,
+                "--model",
+                str(model),
+                "--server",
+                server,
+                "--insecure",
+                *of_text,
+            ]
             arguments += ["--draft-model", str(draft)] if mode == "mpc" else []
             arguments += ["--secrets", str(folder / "secrets")] if mode == "noir" else []
             found = run_command(arguments, json_file)
     elapsed = time.perf_counter() - started
     others = busy_seconds() - busy - (own_seconds() - own)
     return {
-        "mode": mode, "network": network, "prompt": prompt.kind, "elapsed": elapsed,
-        "others": max(0.0, others) / elapsed, "tokens": len(found["token_ids"]),
+        "mode": mode,
+        "network": network,
+        "prompt": prompt.kind,
+        "elapsed": elapsed,
+        "others": max(0.0, others) / elapsed,
+        "tokens": len(found["token_ids"]),
         **{name: found[name] for name in ("steps", "seconds", "bytes", "messages", "learned")},
-    }  # fmt: skip
+    }
 
 
 def measure(
@@ -109,9 +148,25 @@ def _secrets(model: Path, folder: Path) -> None:
     with _middle("noir", model, "local") as server:
         text = folder / "text.jsonl"
         text.write_text(json.dumps({"text": "import os\n" * 40}) + "\n", encoding="utf-8")
-        arguments = ["split", "tune", "--mode", "noir", "--split", SPLIT, "--model", str(model),
-                     "--server", server, "--insecure", "--texts", str(text), "--rounds", "1",
-                     "--secrets", str(folder / "secrets")]  # fmt: skip
+        arguments = [
+            "split",
+            "tune",
+            "--mode",
+            "noir",
+            "--split",
+            SPLIT,
+            "--model",
+            str(model),
+            "--server",
+            server,
+            "--insecure",
+            "--texts",
+            str(text),
+            "--rounds",
+            "1",
+            "--secrets",
+            str(folder / "secrets"),
+        ]
         done = subprocess.run(
             [*python_command("spu_llm.app.cli"), *arguments], capture_output=True, text=True
         )
@@ -135,12 +190,15 @@ def material(run: Run) -> float:
 _FIGURES: Sequence[tuple[str, Callable[[Run], float], Callable[[float], str]]] = (
     ("online", online, report.duration_text),
     ("waited for material", lambda r: r["seconds"]["offline"] / r["tokens"], report.duration_text),
-    ("bytes online", lambda r: report.both_ways(r["bytes"]["online"]) / r["tokens"],
-     report.bytes_text),
+    (
+        "bytes online",
+        lambda r: report.both_ways(r["bytes"]["online"]) / r["tokens"],
+        report.bytes_text,
+    ),
     ("bytes ahead", material, report.bytes_text),
     ("messages online", lambda r: r["messages"]["online"] / r["tokens"], report.three),
     ("tokens a round", lambda r: r["tokens"] / (r["steps"] + 1), report.three),
-)  # fmt: skip
+)
 
 
 def _of(result: Run, network: str, mode: str) -> list[Run]:
@@ -177,10 +235,12 @@ def criteria(result: Run) -> list[str]:
             )
             found.append(
                 report.criterion(
-                    f"{name} of mpc on lan", f"{most:g} of full decoding's at most", value,
+                    f"{name} of mpc on lan",
+                    f"{most:g} of full decoding's at most",
+                    value,
                     holds=middle <= most,
                 )
-            )  # fmt: skip
+            )
     return found
 
 
@@ -204,8 +264,13 @@ def in_results(files: Mapping[str, Run]) -> list[str]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Complete runs of every mode between two processes."
     commands.add_network(parser, "local,lan")
-    parser.add_argument("--modes", type=commands.names, default=list(MODES), metavar="NAME,...",
-                        help=f"{', '.join(MODES)} (default: all)")  # fmt: skip
+    parser.add_argument(
+        "--modes",
+        type=commands.names,
+        default=list(MODES),
+        metavar="NAME,...",
+        help=f"{', '.join(MODES)} (default: all)",
+    )
     commands.add_number(parser, "--prompts", 3, "the first N")
     commands.add_number(parser, "--tokens", 32, "of each completion")
     commands.add_draft_model(parser)

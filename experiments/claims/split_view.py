@@ -20,11 +20,11 @@ from spu_llm.core.settings import SpuConfig
 from spu_llm.systems.split.secure_viewed import as_rows
 
 SPLIT = Split(1, 1)
-TEXT = '''def password_of(user, secrets):
+TEXT = """def password_of(user, secrets):
     if user not in secrets:
         raise KeyError(user)
     return secrets[user]
-'''
+"""
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -121,9 +121,7 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
         decoder = Decoder(session, layout, VERIFIER, held_weights(session, config, job))
     send("update", name=f"{label}, prefill")
     with session.meter.in_phase("prefill"):
-        prompt = session.private(
-            CLIENT, lambda: [secrets["prompt"]], (1, prompt_tokens), np.int32
-        )
+        prompt = session.private(CLIENT, lambda: [secrets["prompt"]], (1, prompt_tokens), np.int32)
         decoder.prefill(prompt, inputs(0))
         tell(0)
     retained: Retained = None
@@ -226,9 +224,7 @@ def compare(equal: Sequence[Recorded], others: Sequence[Recorded]) -> Comparison
             ),
         }
         wrong = [text for text, is_so in mistakes.items() if is_so]
-        return OtherRun(
-            other.name, differing, wrong_counts, changed, deviation, outside, wrong
-        )
+        return OtherRun(other.name, differing, wrong_counts, changed, deviation, outside, wrong)
 
     judged = [judge(other) for other in others]
     relative = random.std(axis=0, ddof=1) / random.mean(axis=0) if count else np.zeros(1)
@@ -252,7 +248,8 @@ def _counts(recorded: Recorded) -> list[tuple[int, int]]:
 
 
 def _deviation(one: np.ndarray, rest: np.ndarray) -> float:
-    """Return the largest relative difference of sizes `one` [m] from the mean of `rest` [run, m].
+    """Return the largest relative difference of sizes `one` [m] from the mean of `rest` [run,
+    m].
     """
     mean = rest.mean(axis=0)
     return float(np.max(np.abs(one - mean) / mean, initial=0.0))
@@ -400,14 +397,23 @@ def summary(result: Mapping[str, Any]) -> str:
 def compared(result: Mapping[str, Any]) -> str:
     """Return runs with other secrets beside what is allowed, as Markdown."""
     expected, tolerance = result["outside_expected"], result["outside_tolerance"]
-    heads = ("run", "other messages", "plan steps with other counts", "fixed sizes changed",
-             "largest deviation", "out of range")  # fmt: skip
+    heads = (
+        "run",
+        "other messages",
+        "plan steps with other counts",
+        "fixed sizes changed",
+        "largest deviation",
+        "out of range",
+    )
     allowed = f"{2 * result['deviation']:.3%}", f"{expected:.0f} ± {tolerance:.0f}"
     runs = [
-        [*(str(other[k]) for k in ("name", "other_messages", "other_counts", "changed")),
-         f"{other['deviation']:.3%}", str(other["outside"])]
+        [
+            *(str(other[k]) for k in ("name", "other_messages", "other_counts", "changed")),
+            f"{other['deviation']:.3%}",
+            str(other["outside"]),
+        ]
         for other in result["others"]
-    ]  # fmt: skip
+    ]
     return "\n".join(report.table(heads, [["allowed", "0", "0", "0", *allowed], *runs]))
 
 
@@ -415,19 +421,34 @@ def table(result: Mapping[str, Any]) -> str:
     """Return the comparison as Markdown."""
     phases = list(result["totals"][0]["phases"])
     totals = [
-        map(str, [total["run"], total["client_to_provider"], total["provider_to_client"],
-                  *(total["phases"][p]["bytes"] for p in phases)])
+        map(
+            str,
+            [
+                total["run"],
+                total["client_to_provider"],
+                total["provider_to_client"],
+                *(total["phases"][p]["bytes"] for p in phases),
+            ],
+        )
         for total in result["totals"]
-    ]  # fmt: skip
+    ]
     lines = [
-        summary(result), "", compared(result), "",
+        summary(result),
+        "",
+        compared(result),
+        "",
         *report.table(
-            ["payload bytes", "client→provider", "provider→client",
-             *(f"{p}, metered" for p in phases)], totals
+            [
+                "payload bytes",
+                "client→provider",
+                "provider→client",
+                *(f"{p}, metered" for p in phases),
+            ],
+            totals,
         ),
         "",
         "criterion: " + ("; ".join(result["failures"]) or "holds"),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
 
 

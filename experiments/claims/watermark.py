@@ -24,14 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.claims.watermark_plan import (
-    TOKENS,
-    Plan,
-    add_plan,
-    cell_of,
-    cells,
-    plan_of,
-)
+from experiments.claims.watermark_plan import TOKENS, Plan, add_plan, cell_of, cells, plan_of
 from experiments.claims.watermark_study import Study
 from experiments.common import commands
 from spu_llm.app.printing import show_table
@@ -39,9 +32,13 @@ from spu_llm.core.machine import machine
 
 
 def measure(
-    private: Path, public: Path, plan: Plan, say: Callable[[str], None],
-    keep: Callable[[dict[str, Any]], None] = lambda result: None, done: Sequence[Any] = (),
-) -> dict[str, Any]:  # fmt: skip
+    private: Path,
+    public: Path,
+    plan: Plan,
+    say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
+    done: Sequence[Any] = (),
+) -> dict[str, Any]:
     """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
     run.
     """

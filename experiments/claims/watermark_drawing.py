@@ -70,11 +70,19 @@ def _plain(m: int, k: int = 1) -> Way:
 
 
 WAYS = (
-    _plain(4), Way(SPREAD, 4), _plain(8), _plain(16), Way(SPREAD, 16), _plain(32),
-    Way(FITTED_M, 8, most=16), Way(FITTED_M, 8, most=64),
-    _plain(4, 10), Way(SPREAD, 4, 10), Way(FITTED_K, 4, 10, distinct=2),
+    _plain(4),
+    Way(SPREAD, 4),
+    _plain(8),
+    _plain(16),
+    Way(SPREAD, 16),
+    _plain(32),
+    Way(FITTED_M, 8, most=16),
+    Way(FITTED_M, 8, most=64),
+    _plain(4, 10),
+    Way(SPREAD, 4, 10),
+    Way(FITTED_K, 4, 10, distinct=2),
     Way(FITTED_K, 4, 10, distinct=4),
-)  # fmt: skip
+)
 
 
 # ---- texts
@@ -101,17 +109,20 @@ class Told(NamedTuple):
 
 
 def write(
-    way: Way, author: Author, model: Model, prompt: np.ndarray, count: int, temperature: float,
+    way: Way,
+    author: Author,
+    model: Model,
+    prompt: np.ndarray,
+    count: int,
+    temperature: float,
     never: Sequence[int],
-) -> Told:  # fmt: skip
+) -> Told:
     """Write `count` tokens, or what the last chunk has more, after the prompt [token]."""
     state, told = model.begun(prompt[None]), Told([], [], [], 0, [])
     m = way.m
     while len(told.tokens) < count:
         made, nats, entropy, wide = _candidates(way, m, author, model, state, temperature, never)
-        chooser = Chooser(
-            author.keys, _method(way).scheme, UNITS, m, author.histories, author.prg
-        )
+        chooser = Chooser(author.keys, _method(way).scheme, UNITS, m, author.histories, author.prg)
         drawn = [Drawn(tuple(row), False) for row in made.tolist()]
         winner, chunk, _ = chooser.chosen(drawn, tail(tuple(told.tokens)))
         lane = drawn.index(winner)
@@ -132,9 +143,14 @@ def _method(way: Way) -> Method:
 
 
 def _candidates(
-    way: Way, m: int, author: Author, model: Model, state: State, temperature: float,
+    way: Way,
+    m: int,
+    author: Author,
+    model: Model,
+    state: State,
+    temperature: float,
     never: Sequence[int],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, State]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, State]:
     """Draw m candidates, int [m, k]; return them, -log p of their tokens and the law's entropy,
     both float64 [m, k], and the state before the last token, of one lane while that is the first
     one.
@@ -190,18 +206,19 @@ def cell(study: Study, way: Way, temperature: float) -> Row:
     of = scores.scores_of(_method(way), "sum", authors, again, lengths, base.nulls, study.vocab)
     excess = [np.mean(t.nats) - np.mean(t.entropy) for t in texts]
     return {
-        "temperature": temperature, **asdict(way), "texts": len(texts),
+        "temperature": temperature,
+        **asdict(way),
+        "texts": len(texts),
         "asked": metrics.mean(np.array([t.asked / len(t.tokens) for t in texts])),
         "tokens_a_chunk": metrics.mean(np.array([len(t.tokens) / len(t.distinct) for t in texts])),
         "distinct_a_chunk": metrics.mean(np.array([np.mean(t.distinct) for t in texts])),
         "bits": metrics.mean(np.array([np.mean(t.entropy) for t in texts]) / np.log(2)),
         "excess_bits": metrics.mean(np.array(excess) / np.log(2)),
         "by_length": {
-            str(n): figures(of[:, [i]], base.nulls.scores("sum", n))
-            for i, n in enumerate(lengths)
+            str(n): figures(of[:, [i]], base.nulls.scores("sum", n)) for i, n in enumerate(lengths)
         },
         "scores": " ".join(f"{score:.4g}" for score in of[:, -1]),
-    }  # fmt: skip
+    }
 
 
 def way_of(row: Row) -> Way:
@@ -209,9 +226,13 @@ def way_of(row: Row) -> Way:
 
 
 def measure(
-    private: Path, public: Path, plan: Plan, say: Callable[[str], None],
-    keep: Callable[[Row], None] = lambda result: None, done: Sequence[Row] = (),
-) -> Row:  # fmt: skip
+    private: Path,
+    public: Path,
+    plan: Plan,
+    say: Callable[[str], None],
+    keep: Callable[[Row], None] = lambda result: None,
+    done: Sequence[Row] = (),
+) -> Row:
     """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
     run.
     """
@@ -239,11 +260,18 @@ def table(result: Row) -> str:
     candidates.
     """
     heads = [
-        "candidates", "temperature", "tokens asked for, a token", "tokens a chunk",
-        "distinct a chunk", "AUC, % at 25 tokens", "at 100", "pAUC, %, at 100",
-        "mean -log10 p at 100", "more than as many independent ones",
+        "candidates",
+        "temperature",
+        "tokens asked for, a token",
+        "tokens a chunk",
+        "distinct a chunk",
+        "AUC, % at 25 tokens",
+        "at 100",
+        "pAUC, %, at 100",
+        "mean -log10 p at 100",
+        "more than as many independent ones",
         "nats above entropy, in bits a token",
-    ]  # fmt: skip
+    ]
     lines = []
     for row in result["rows"]:
         own, way = unpacked(row["scores"]), way_of(row)
@@ -252,13 +280,21 @@ def table(result: Row) -> str:
         if plain is not None and way.name != INDEPENDENT:
             more = around(metrics.mean(own - plain), 2)
         lengths = list(row["by_length"].values())
-        lines.append([
-            way.title, f"{row['temperature']:g}", f"{row['asked'][0]:.1f}",
-            f"{row['tokens_a_chunk'][0]:.2f}", f"{row['distinct_a_chunk'][0]:.2f}",
-            f"{100 * lengths[0]['auc'][0]:.1f}", percent(lengths[-1]["auc"]),
-            percent(lengths[-1]["pauc"]), "{:.2f} ({:.2f} to {:.2f})".format(*metrics.mean(own)),
-            more, around(row["excess_bits"], 3),
-        ])  # fmt: skip
+        lines.append(
+            [
+                way.title,
+                f"{row['temperature']:g}",
+                f"{row['asked'][0]:.1f}",
+                f"{row['tokens_a_chunk'][0]:.2f}",
+                f"{row['distinct_a_chunk'][0]:.2f}",
+                f"{100 * lengths[0]['auc'][0]:.1f}",
+                percent(lengths[-1]["auc"]),
+                percent(lengths[-1]["pauc"]),
+                "{:.2f} ({:.2f} to {:.2f})".format(*metrics.mean(own)),
+                more,
+                around(row["excess_bits"], 3),
+            ]
+        )
     return "\n".join(report.table(heads, lines))
 
 
@@ -267,10 +303,12 @@ def _independent(result: Row, row: Row) -> np.ndarray | None:
     in all: between the values of two numbers m by the logarithm, or the values of the nearest m.
     """
     plain = {
-        other["m"]: unpacked(other["scores"]) for other in result["rows"]
-        if other["temperature"] == row["temperature"] and other["k"] == row["k"]
+        other["m"]: unpacked(other["scores"])
+        for other in result["rows"]
+        if other["temperature"] == row["temperature"]
+        and other["k"] == row["k"]
         and other["name"] == INDEPENDENT
-    }  # fmt: skip
+    }
     if not plain:
         return None
     sizes = sorted(plain)

@@ -95,9 +95,13 @@ PARAPHRASED = "paraphrased 50 %"
 
 
 def paraphrased(
-    texts: np.ndarray, prompts: np.ndarray, share: float, lanes: Lanes, never: Sequence[int],
+    texts: np.ndarray,
+    prompts: np.ndarray,
+    share: float,
+    lanes: Lanes,
+    never: Sequence[int],
     prg: Prg,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Return the texts [text, token] with this share of blocks rewritten."""
     count, length = texts.shape
     blocks = prg.uniform((count, -(-length // BLOCK))) < share

@@ -71,14 +71,19 @@ def paste(texts: Sequence[Sequence[int]], length: int, prg: Prg) -> list[int]:
 
 
 FORGERS: dict[str, Callable[[Sequence[Sequence[int]], int, Prg], list[int]]] = {
-    "walk": walk, "paste": paste,
-}  # fmt: skip
+    "walk": walk,
+    "paste": paste,
+}
 
 
 def draft(
-    texts: Sequence[Sequence[int]], length: int, lanes: Lanes, prompts: np.ndarray,
-    never: Sequence[int], prg: Prg,
-) -> list[list[int]]:  # fmt: skip
+    texts: Sequence[Sequence[int]],
+    length: int,
+    lanes: Lanes,
+    prompts: np.ndarray,
+    never: Sequence[int],
+    prg: Prg,
+) -> list[list[int]]:
     """Forge a text after each prompt [text, token] by the drafting that the module describes."""
     after = followers(texts)
     found: list[list[int]] = [[] for _ in prompts]
@@ -103,9 +108,12 @@ def number(key: Key, gram: Gram) -> float:
 
 
 def guesses(
-    marked: Sequence[Sequence[int]], unmarked: Sequence[Sequence[int]],
-    others: Sequence[Sequence[int]], key: Key, prg: Prg,
-) -> dict[str, dict[str, float]]:  # fmt: skip
+    marked: Sequence[Sequence[int]],
+    unmarked: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
+    key: Key,
+    prg: Prg,
+) -> dict[str, dict[str, float]]:
     """Return how often the forger guesses right, and of how many pairs. `others`: texts that nobody
     marked, where the contexts of unseen n-grams are from.
     """

@@ -93,9 +93,12 @@ def ratio(over: np.ndarray, under: np.ndarray, rounds: int = 2000) -> Interval:
 
 
 def difference_of_ratios(
-    over: np.ndarray, under: np.ndarray, other_over: np.ndarray, other_under: np.ndarray,
+    over: np.ndarray,
+    under: np.ndarray,
+    other_over: np.ndarray,
+    other_under: np.ndarray,
     rounds: int = 2000,
-) -> Interval:  # fmt: skip
+) -> Interval:
     """Return the difference of two ratios of the same prompts, with its interval, prompt by prompt
     drawn together.
     """

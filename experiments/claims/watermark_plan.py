@@ -42,20 +42,42 @@ def both(method: Method) -> tuple[Method, Method]:
 # In the order in which they are run: what is asked first, then the others, then dear ones, which
 # are run at the first temperature alone.
 CORE = (
-    RANDOM, GREEDY, *both(MARK), *both(RACE), PLAIN_RACE, AARONSON, GREEN[1], KUDITIPUDI,
+    RANDOM,
+    GREEDY,
+    *both(MARK),
+    *both(RACE),
+    PLAIN_RACE,
+    AARONSON,
+    GREEN[1],
+    KUDITIPUDI,
     *both(FORGERY),
-)  # fmt: skip
+)
 REST = (
-    *both(CHUNKED), *both(Method("flat", 2)), *both(Method("flat", 4)), *both(NESTED), GREEN[0],
+    *both(CHUNKED),
+    *both(Method("flat", 2)),
+    *both(Method("flat", 4)),
+    *both(NESTED),
+    GREEN[0],
     GREEN[2],
-)  # fmt: skip
+)
 ONCE = (WHITE_BOX, LARGE, *OTHER_FAMILIES)
 # In the order of tables.
 ORDER = (
-    RANDOM, GREEDY, AARONSON, *GREEN, KUDITIPUDI, *both(Method("flat", 2)),
-    *both(Method("flat", 4)), *both(MARK), WHITE_BOX, *both(NESTED), *both(CHUNKED), LARGE,
-    PLAIN_RACE, *both(RACE),
-)  # fmt: skip
+    RANDOM,
+    GREEDY,
+    AARONSON,
+    *GREEN,
+    KUDITIPUDI,
+    *both(Method("flat", 2)),
+    *both(Method("flat", 4)),
+    *both(MARK),
+    WHITE_BOX,
+    *both(NESTED),
+    *both(CHUNKED),
+    LARGE,
+    PLAIN_RACE,
+    *both(RACE),
+)
 LONG = (RANDOM, MARK, RACE, GREEN[1])  # as long as texts are; others end at `JUDGED`
 EDITED = (MARK, CHUNKED, RACE, GREEN[1], KUDITIPUDI)  # all edits, at the first temperature
 SCORED = (MARK, CHUNKED, *OTHER_FAMILIES)  # by all scores
@@ -84,8 +106,13 @@ def add_plan(parser: argparse.ArgumentParser, words: str, tokens: int) -> None:
     """Add the options of a study's plan. words: what its texts are of; tokens: the default."""
     commands.add_number(parser, "--texts", TEXTS, words)
     commands.add_number(parser, "--tokens", tokens, "of a text", "T")
-    parser.add_argument("--temperatures", type=commands.fractions, metavar="T,...",
-                        default=TEMPERATURES, help="default: 1,0.5")  # fmt: skip
+    parser.add_argument(
+        "--temperatures",
+        type=commands.fractions,
+        metavar="T,...",
+        default=TEMPERATURES,
+        help="default: 1,0.5",
+    )
     commands.add_number(parser, "--seed", 0, "of all draws", "S")
     commands.add_draft_model(parser)
 

@@ -27,10 +27,14 @@ from experiments.common import report
 Row = dict[str, Any]
 AUC, LEAST_BITS = 0.97, 1.0  # the criterion: at 100 tokens, of text with so many bits a token
 NAMES = {
-    "random": "unmarked", "greedy": "greedy", "aaronson": "Aaronson", "kuditipudi": "Kuditipudi",
-    "white-box": "all tokens (white box), k = 1", "race": "race, one sample",
+    "random": "unmarked",
+    "greedy": "greedy",
+    "aaronson": "Aaronson",
+    "kuditipudi": "Kuditipudi",
+    "white-box": "all tokens (white box), k = 1",
+    "race": "race, one sample",
     "plain-race": "race, not marked",
-}  # fmt: skip
+}
 SCORES = {"fisher": "corrected", "plain": "as published"}  # Aaronson's two
 LENGTHS = ("25", "50", "75", "100", "150")
 REPLACED = (10, 20, 30, 50)
@@ -53,8 +57,9 @@ def name_of(row: Row) -> str:
 
 def at(result: Row, temperature: float) -> list[Row]:
     """Return rows of methods, in the order of tables; of F only the default."""
-    found = {cell_of(row).method: row for row in result["rows"]
-             if row["temperature"] == temperature}  # fmt: skip
+    found = {
+        cell_of(row).method: row for row in result["rows"] if row["temperature"] == temperature
+    }
     return [found[method] for method in ORDER if method in found]
 
 
@@ -64,10 +69,12 @@ def temperatures(result: Row) -> list[float]:
 
 def of_method(result: Row, temperature: float, name: str, **wanted: Any) -> list[Row]:
     return [
-        row for row in result["rows"]
-        if row["temperature"] == temperature and row["name"] == name
+        row
+        for row in result["rows"]
+        if row["temperature"] == temperature
+        and row["name"] == name
         and all(row[field] == value for field, value in wanted.items())
-    ]  # fmt: skip
+    ]
 
 
 def detected(rows: Sequence[Row]) -> Iterator[tuple[str, Row, Row]]:
@@ -148,17 +155,30 @@ def distortion(result: Row, temperature: float) -> list[str]:
     for row in at(result, temperature):
         same = row["agreement"]
         chunk = percent(same["chunk"], 0)
-        lines.append([
-            name_of(row), str(row["texts"]), f"{row['bits'][0]:.2f}",
-            report.three(math.exp(row["nats"][0])),
-            "–" if row["name"] == "random" else _shift(row["shift"]),
-            around(row["excess_bits"], 3), chunk, percent(same["text"], 0),
-            f"{same['common'][0]:.1f}",
-        ])  # fmt: skip
-    heads = [f"temperature {temperature:g}", "texts", "bits a token", "perplexity",
-             "against unmarked", "nats above entropy, in bits a token",
-             "same first chunk in two texts, %", "same 10 tokens, %",
-             "tokens alike from the start"]  # fmt: skip
+        lines.append(
+            [
+                name_of(row),
+                str(row["texts"]),
+                f"{row['bits'][0]:.2f}",
+                report.three(math.exp(row["nats"][0])),
+                "–" if row["name"] == "random" else _shift(row["shift"]),
+                around(row["excess_bits"], 3),
+                chunk,
+                percent(same["text"], 0),
+                f"{same['common'][0]:.1f}",
+            ]
+        )
+    heads = [
+        f"temperature {temperature:g}",
+        "texts",
+        "bits a token",
+        "perplexity",
+        "against unmarked",
+        "nats above entropy, in bits a token",
+        "same first chunk in two texts, %",
+        "same 10 tokens, %",
+        "tokens alike from the start",
+    ]
     return report.table(heads, lines)
 
 
@@ -171,17 +191,30 @@ def detection(result: Row, temperature: float) -> list[str]:
         p = "–"
         if row["name"] not in ("kirchenbauer", "kuditipudi") and "as published" not in name:
             p = f"{found['median']:.1f}"
-        lines.append([
-            name, *(f"{100 * lengths[n]['auc'][0]:.1f}" for n in ("25", "50") if n in lengths),
-            percent(full["auc"]), percent(full["pauc"]),
-            f"{100 * found['pooled']['auc'][0]:.1f} / {100 * found['pooled']['pauc'][0]:.1f}", p,
-            f"{100 * after['replaced 10 %']['auc'][0]:.1f} / "
-            f"{100 * after['replaced 10 %']['pauc'][0]:.1f}",
-            percent(after["paraphrased 50 %"]["auc"]),
-        ])  # fmt: skip
-    heads = [f"temperature {temperature:g}", "AUC, 25 tokens", "50", f"{JUDGED}",
-             f"pAUC, {JUDGED}", "AUC / pAUC, all three pooled", "median -log10 p",
-             "AUC / pAUC, 10 % replaced", "AUC, paraphrased"]  # fmt: skip
+        lines.append(
+            [
+                name,
+                *(f"{100 * lengths[n]['auc'][0]:.1f}" for n in ("25", "50") if n in lengths),
+                percent(full["auc"]),
+                percent(full["pauc"]),
+                f"{100 * found['pooled']['auc'][0]:.1f} / {100 * found['pooled']['pauc'][0]:.1f}",
+                p,
+                f"{100 * after['replaced 10 %']['auc'][0]:.1f} / "
+                f"{100 * after['replaced 10 %']['pauc'][0]:.1f}",
+                percent(after["paraphrased 50 %"]["auc"]),
+            ]
+        )
+    heads = [
+        f"temperature {temperature:g}",
+        "AUC, 25 tokens",
+        "50",
+        f"{JUDGED}",
+        f"pAUC, {JUDGED}",
+        "AUC / pAUC, all three pooled",
+        "median -log10 p",
+        "AUC / pAUC, 10 % replaced",
+        "AUC, paraphrased",
+    ]
     return report.table(heads, lines)
 
 
@@ -194,8 +227,10 @@ def by_length(result: Row) -> list[str]:
             cells = [
                 f"{100 * found['by_length'][n]['auc'][0]:.1f} / "
                 f"{100 * found['by_length'][n]['pauc'][0]:.1f}"
-                if n in found["by_length"] else "–" for n in LENGTHS
-            ]  # fmt: skip
+                if n in found["by_length"]
+                else "–"
+                for n in LENGTHS
+            ]
             lines.append([f"{name}, temperature {temperature:g}", *cells])
     return report.table(["AUC / pAUC, % at T", *LENGTHS], lines)
 
@@ -206,29 +241,45 @@ def by_score(result: Row) -> list[str]:
     for row in result["rows"]:
         text = f"k = {row['k']}, m = {row['m']}, temperature {row['temperature']:g}"
         for one in row.get("scores", ()):
-            lines.append([
-                text, one["family"], one["score"], percent(one["auc"]), percent(one["tpr"], 0),
-                f"{one['median']:.2f}",
-            ])  # fmt: skip
-    heads = [f"flat, {JUDGED} tokens", "F", "score", "AUC, %", "TPR at FPR 1 %, %",
-             "median -log10 p"]  # fmt: skip
+            lines.append(
+                [
+                    text,
+                    one["family"],
+                    one["score"],
+                    percent(one["auc"]),
+                    percent(one["tpr"], 0),
+                    f"{one['median']:.2f}",
+                ]
+            )
+    heads = [
+        f"flat, {JUDGED} tokens",
+        "F",
+        "score",
+        "AUC, %",
+        "TPR at FPR 1 %, %",
+        "median -log10 p",
+    ]
     return report.table(heads, lines)
 
 
 def edited(result: Row, temperature: float) -> list[str]:
     """Return a table of what is left after edits: of methods that have all of them."""
     of = [
-        (name, found["edited"]) for name, _, found in detected(at(result, temperature))
+        (name, found["edited"])
+        for name, _, found in detected(at(result, temperature))
         if len(found["edited"]) > 2
-    ]  # fmt: skip
+    ]
     edits = dict.fromkeys(edit for _, found in of for edit in found)
     lines = [
-        [edit, *(
-            f"{100 * found[edit]['auc'][0]:.1f} / {percent(found[edit]['tpr'], 0)}"
-            for _, found in of
-        )]
+        [
+            edit,
+            *(
+                f"{100 * found[edit]['auc'][0]:.1f} / {percent(found[edit]['tpr'], 0)}"
+                for _, found in of
+            ),
+        ]
         for edit in edits
-    ]  # fmt: skip
+    ]
     heads = [f"AUC / TPR at FPR 1 %, %, temperature {temperature:g}", *(name for name, _ in of)]
     return report.table(heads, lines)
 
@@ -240,16 +291,29 @@ def parts(result: Row) -> list[str]:
         for name, _, found in detected(at(result, temperature)):
             if "part" in found:
                 part = found["part"]
-                lines.append([
-                    f"{name}, temperature {temperature:g}",
-                    "{} of {}".format(*part["tokens"]),
-                    *(percent(part[way][figure], 0 if figure == "tpr" else 1)
-                      for way in ("whole", "parts") for figure in ("auc", "tpr")),
-                    percent(part["recall"], 0), f"{100 * part['precision']:.0f}",
-                ])  # fmt: skip
-    heads = ["a marked part in unmarked text", "tokens", "AUC by p of the whole, %",
-             "TPR at FPR 1 %, %", "AUC by its parts, %", "TPR at FPR 1 %, %",
-             "of its tokens in a part that is named, %", "of named tokens its own, %"]  # fmt: skip
+                lines.append(
+                    [
+                        f"{name}, temperature {temperature:g}",
+                        "{} of {}".format(*part["tokens"]),
+                        *(
+                            percent(part[way][figure], 0 if figure == "tpr" else 1)
+                            for way in ("whole", "parts")
+                            for figure in ("auc", "tpr")
+                        ),
+                        percent(part["recall"], 0),
+                        f"{100 * part['precision']:.0f}",
+                    ]
+                )
+    heads = [
+        "a marked part in unmarked text",
+        "tokens",
+        "AUC by p of the whole, %",
+        "TPR at FPR 1 %, %",
+        "AUC by its parts, %",
+        "TPR at FPR 1 %, %",
+        "of its tokens in a part that is named, %",
+        "of named tokens its own, %",
+    ]
     return report.table(heads, lines)
 
 
@@ -265,12 +329,24 @@ def history(result: Row) -> list[str]:
     lines = []
     for name, row in _forgeries(result):
         for of in row["rounds"]:
-            lines.append([
-                name, f"from {of['first'] + 1} on", f"{100 * of['marked']:.1f}",
-                f"{of['median']:.1f}", percent(of["auc"]), percent(of["tpr"], 0),
-            ])  # fmt: skip
-    heads = [f"one key, flat, k = 1, m = {MARK.m}", "texts", "tokens that the key decides, %",
-             "median -log10 p", "AUC, %", "TPR at FPR 1 %, %"]  # fmt: skip
+            lines.append(
+                [
+                    name,
+                    f"from {of['first'] + 1} on",
+                    f"{100 * of['marked']:.1f}",
+                    f"{of['median']:.1f}",
+                    percent(of["auc"]),
+                    percent(of["tpr"], 0),
+                ]
+            )
+    heads = [
+        f"one key, flat, k = 1, m = {MARK.m}",
+        "texts",
+        "tokens that the key decides, %",
+        "median -log10 p",
+        "AUC, %",
+        "TPR at FPR 1 %, %",
+    ]
     return report.table(heads, lines)
 
 
@@ -286,13 +362,17 @@ def forged(result: Row) -> list[str]:
             source = "unmarked texts" if of["control"] else "marked texts"
             lengths = of["by_length"]
             told = [f"{n} tokens" for n in lengths]
-            lines.append([
-                f"{of['forger']}, {of['seen']} {source}", name,
-                *(f"{lengths[n]['median']:.1f} / {100 * lengths[n]['accepted']:.0f}"
-                  for n in lengths),
-            ])  # fmt: skip
-    heads = [f"median -log10 p / p of 0.001 or less, %, of {FORGED}", "key",
-             *told]  # fmt: skip
+            lines.append(
+                [
+                    f"{of['forger']}, {of['seen']} {source}",
+                    name,
+                    *(
+                        f"{lengths[n]['median']:.1f} / {100 * lengths[n]['accepted']:.0f}"
+                        for n in lengths
+                    ),
+                ]
+            )
+    heads = [f"median -log10 p / p of 0.001 or less, %, of {FORGED}", "key", *told]
     return report.table(heads, lines)
 
 
@@ -322,15 +402,22 @@ def drafted(result: Row) -> list[str]:
         for row in [*plain, *of_method(result, temperature, "race")]:
             of = row["drafts"]
             found = row.get("detection", {}).get("fisher", {}).get("median")
-            cells = [f"{name_of(row)}, temperature {temperature:g}",
-                     "–" if found is None else f"{found:.1f}", percent(of["accepted"]),
-                     f"{100 * of['overlap'][0]:.1f}"]  # fmt: skip
+            cells = [
+                f"{name_of(row)}, temperature {temperature:g}",
+                "–" if found is None else f"{found:.1f}",
+                percent(of["accepted"]),
+                f"{100 * of['overlap'][0]:.1f}",
+            ]
             for n in map(str, DRAFTS):
                 cells.append("{:.2f} ({:.2f} to {:.2f})".format(*of[n]))
                 cells.append(around(_difference(row, plain[0], n), 2) if plain != [row] else "–")
             lines.append(cells)
-    heads = ["race with drafts", "median -log10 p", "drafts that are the text's token, %",
-             "sum min(p, q), %"]  # fmt: skip
+    heads = [
+        "race with drafts",
+        "median -log10 p",
+        "drafts that are the text's token, %",
+        "sum min(p, q), %",
+    ]
     for drafts in DRAFTS:
         heads += [f"tokens a step, {drafts} drafts", "against not marked"]
     return report.table(heads, lines)
@@ -338,8 +425,9 @@ def drafted(result: Row) -> list[str]:
 
 def _difference(row: Row, plain: Row, drafts: str) -> metrics.Interval:
     one, other = (unpacked(of["drafts"][f"{drafts} by text"]) for of in (row, plain))
-    counts = [np.full(len(steps), float(of["tokens"])) for steps, of in
-              ((one, row), (other, plain))]  # fmt: skip
+    counts = [
+        np.full(len(steps), float(of["tokens"])) for steps, of in ((one, row), (other, plain))
+    ]
     return metrics.difference_of_ratios(counts[0], one, counts[1], other)
 
 
@@ -358,16 +446,24 @@ def criteria(result: Row) -> list[str]:
             by = row["detection"]["sum"]["by_length"]
             value = by[str(JUDGED)]["auc"] if str(JUDGED) in by else None
             if value:
-                lines.append(report.criterion(
-                    f"AUC, {where}", f"{AUC:g} at {JUDGED} tokens, {name_of(row)}",
-                    "{:.3f} ({:.3f} to {:.3f})".format(*value), holds=value[0] >= AUC,
-                ))  # fmt: skip
+                lines.append(
+                    report.criterion(
+                        f"AUC, {where}",
+                        f"{AUC:g} at {JUDGED} tokens, {name_of(row)}",
+                        "{:.3f} ({:.3f} to {:.3f})".format(*value),
+                        holds=value[0] >= AUC,
+                    )
+                )
             if row["history"]:
                 low, high = row["shift"][1:]
-                lines.append(report.criterion(
-                    f"perplexity, {where}", f"its shift's interval has 0 in it, {name_of(row)}",
-                    _shift(row["shift"]), holds=low <= 0 <= high,
-                ))  # fmt: skip
+                lines.append(
+                    report.criterion(
+                        f"perplexity, {where}",
+                        f"its shift's interval has 0 in it, {name_of(row)}",
+                        _shift(row["shift"]),
+                        holds=low <= 0 <= high,
+                    )
+                )
         lines += _same_speed(result, temperature, where)
     return lines
 
@@ -378,14 +474,16 @@ def _same_speed(result: Row, temperature: float, where: str) -> list[str]:
     if not (plain and marked):
         return []
     found = [_difference(marked[0], plain[0], str(n)) for n in DRAFTS]
-    said = "; ".join(
-        f"{n} drafts {around(x, 2)}" for n, x in zip(DRAFTS, found, strict=True)
-    )
+    said = "; ".join(f"{n} drafts {around(x, 2)}" for n, x in zip(DRAFTS, found, strict=True))
     holds = all(low <= 0 <= high for _, low, high in found)
-    return [report.criterion(
-        f"tokens a step, {where}", "those of the unmarked race, with the mark of the race", said,
-        holds=holds,
-    )]  # fmt: skip
+    return [
+        report.criterion(
+            f"tokens a step, {where}",
+            "those of the unmarked race, with the mark of the race",
+            said,
+            holds=holds,
+        )
+    ]
 
 
 # ---- the plot
@@ -419,18 +517,32 @@ def draw(figure: Any, result: Row) -> None:
         lengths = sorted(map(int, found["by_length"]))
         value = np.array([found["by_length"][str(n)]["auc"] for n in lengths])
         left.errorbar(
-            lengths, 100 * value[:, 0],
-            np.maximum(0, 100 * np.abs(value[:, 1:].T - value[:, 0])), color=colour,
-            marker=marker, markersize=4, linewidth=1, capsize=2, label=name,
-        )  # fmt: skip
+            lengths,
+            100 * value[:, 0],
+            np.maximum(0, 100 * np.abs(value[:, 1:].T - value[:, 0])),
+            color=colour,
+            marker=marker,
+            markersize=4,
+            linewidth=1,
+            capsize=2,
+            label=name,
+        )
     for style, found, _ in shown(result, warmest):
         name, colour, marker = style
-        points = [(n, found["edited"][f"replaced {n} %"]) for n in REPLACED
-                  if f"replaced {n} %" in found["edited"]]  # fmt: skip
+        points = [
+            (n, found["edited"][f"replaced {n} %"])
+            for n in REPLACED
+            if f"replaced {n} %" in found["edited"]
+        ]
         if len(points) > 1:
             middle.plot(
-                [n for n, _ in points], [100 * of["tpr"][0] for _, of in points], color=colour,
-                marker=marker, markersize=4, linewidth=1, label=name,
+                [n for n, _ in points],
+                [100 * of["tpr"][0] for _, of in points],
+                color=colour,
+                marker=marker,
+                markersize=4,
+                linewidth=1,
+                label=name,
             )
     for temperature, filled in ((warmest, True), (coldest, False)):
         for style, found, row in shown(result, temperature):
@@ -438,16 +550,28 @@ def draw(figure: Any, result: Row) -> None:
             shift, low, high = (100 * math.expm1(x) for x in row["shift"])
             right.errorbar(
                 [100 * found["by_length"]["50"]["auc"][0]] if "50" in found["by_length"] else [50],
-                [shift], [[max(0, shift - low)], [max(0, high - shift)]], color=colour,
-                marker=marker, markersize=5, capsize=2, linewidth=1,
+                [shift],
+                [[max(0, shift - low)], [max(0, high - shift)]],
+                color=colour,
+                marker=marker,
+                markersize=5,
+                capsize=2,
+                linewidth=1,
                 markerfacecolor=colour if filled else "white",
-            )  # fmt: skip
+            )
     right.axhline(0, color="black", linewidth=0.8)
     left.set(xlabel="tokens", ylabel="AUC, %", title=f"temperature {coldest:g}")
-    middle.set(xlabel="tokens replaced, %", ylabel="true positives at 1 % false ones, %",
-               title=f"temperature {warmest:g}, {JUDGED} tokens", ylim=(0, 103))  # fmt: skip
-    right.set(xlabel="AUC at 50 tokens, %", ylabel="perplexity against unmarked, %",
-              title=f"full: temperature {warmest:g}, hollow: {coldest:g}")  # fmt: skip
+    middle.set(
+        xlabel="tokens replaced, %",
+        ylabel="true positives at 1 % false ones, %",
+        title=f"temperature {warmest:g}, {JUDGED} tokens",
+        ylim=(0, 103),
+    )
+    right.set(
+        xlabel="AUC at 50 tokens, %",
+        ylabel="perplexity against unmarked, %",
+        title=f"full: temperature {warmest:g}, hollow: {coldest:g}",
+    )
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     for axes in (left, middle, right):
@@ -455,9 +579,7 @@ def draw(figure: Any, result: Row) -> None:
         axes.title.set_fontsize(9)
 
 
-def shown(
-    result: Row, temperature: float
-) -> Iterator[tuple[tuple[str, str, str], Row, Row]]:
+def shown(result: Row, temperature: float) -> Iterator[tuple[tuple[str, str, str], Row, Row]]:
     """Yield (style, detection, row) of methods that plots show, as published."""
     for row in at(result, temperature):
         style = SHOWN.get((row["name"], row["m"], row["k"]))

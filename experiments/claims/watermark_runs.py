@@ -63,17 +63,23 @@ class Asked:
 
 
 def matrix(
-    prompts: Sequence[Prompt], networks: Sequence[str], systems: Sequence[str], tokens: int,
-    candidates: int, drafts: Sequence[int], variants: Sequence[str],
-) -> list[tuple[Asked, Prompt]]:  # fmt: skip
+    prompts: Sequence[Prompt],
+    networks: Sequence[str],
+    systems: Sequence[str],
+    tokens: int,
+    candidates: int,
+    drafts: Sequence[int],
+    variants: Sequence[str],
+) -> list[tuple[Asked, Prompt]]:
     """Return all runs in the order in which they are made; `drafts` and `variants` of verification
     are for candidates, one system each.
     """
     of_candidates = [("candidates", d, candidates, v) for d in drafts for v in variants]
     kinds = {
-        "unmarked": [("unmarked", DRAFT_LENGTH, 1, "token")], "candidates": of_candidates,
+        "unmarked": [("unmarked", DRAFT_LENGTH, 1, "token")],
+        "candidates": of_candidates,
         "race": [("race", DRAFT_LENGTH, 1, "race")],
-    }  # fmt: skip
+    }
     chosen = [kind for system in SYSTEMS if system in systems for kind in kinds[system]]
     runs = []
     for network in networks:
@@ -95,16 +101,31 @@ def one(asked: Asked, prompt: Prompt, model: Path, draft: Path, folder: Path) ->
     SpuLlmError if it fails.
     """
     arguments = [
-        "demo", "--prompt", prompt.text, "--max-new-tokens", str(asked.tokens), "--network",
-        asked.network, "--model", str(model), "--draft-model", str(draft), "--temperature",
-        str(TEMPERATURE), "--seed", str(asked.seed), "--draft-length", str(asked.drafts),
-        "--verify", asked.verify,
-    ]  # fmt: skip
+        "demo",
+        "--prompt",
+        prompt.text,
+        "--max-new-tokens",
+        str(asked.tokens),
+        "--network",
+        asked.network,
+        "--model",
+        str(model),
+        "--draft-model",
+        str(draft),
+        "--temperature",
+        str(TEMPERATURE),
+        "--seed",
+        str(asked.seed),
+        "--draft-length",
+        str(asked.drafts),
+        "--verify",
+        asked.verify,
+    ]
     tokenizer, file = Tokenizer.load(draft), None
     if asked.system != "unmarked":
-        file = KeyFile(Key.from_os(), Scheme(
-            NGRAM, method=asked.system, tokenizer=tokenizer.digest
-        ))  # fmt: skip
+        file = KeyFile(
+            Key.from_os(), Scheme(NGRAM, method=asked.system, tokenizer=tokenizer.digest)
+        )
         path = folder / file.key.fingerprint().hex()
         write_key(path, *file)
         arguments += ["--watermark", str(path)]
@@ -120,10 +141,15 @@ def one(asked: Asked, prompt: Prompt, model: Path, draft: Path, folder: Path) ->
         mark = verdict.log_p / math.log(10)
     figures = ("steps", "drafted", "accepted", "seconds", "bytes", "messages", "text", "learned")
     return {
-        "asked": asdict(asked), "elapsed": elapsed, "others": max(0.0, others) / elapsed,
-        "load_start": load_start, "machine": asdict(machine()), "log10_p": mark,
-        "tokens": len(found["token_ids"]), **{name: found[name] for name in figures},
-    }  # fmt: skip
+        "asked": asdict(asked),
+        "elapsed": elapsed,
+        "others": max(0.0, others) / elapsed,
+        "load_start": load_start,
+        "machine": asdict(machine()),
+        "log10_p": mark,
+        "tokens": len(found["token_ids"]),
+        **{name: found[name] for name in figures},
+    }
 
 
 # ---- the report
@@ -170,9 +196,13 @@ def table(result: Run) -> str:
     lines, there = [], groups(result)
     for (network, tokens, name), runs in there.items():
         plain = next(
-            (of for (n, t, other), of in there.items()
-             if (n, t) == (network, tokens) and other.startswith("unmarked")), {},
-        )  # fmt: skip
+            (
+                of
+                for (n, t, other), of in there.items()
+                if (n, t) == (network, tokens) and other.startswith("unmarked")
+            ),
+            {},
+        )
         cells = [spread(map(figure, runs.values()), report.three) for figure in FIGURES.values()]
         marks = [run["log10_p"] for run in runs.values() if run["log10_p"] is not None]
         cells.append(spread(marks, report.three))
@@ -201,15 +231,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Each run is written at once; the same command goes on where it was stopped."
     )
     commands.add_network(parser, "lan")
-    parser.add_argument("--only", type=commands.names, default=list(SYSTEMS), metavar="NAME,...",
-                        help=f"{', '.join(SYSTEMS)} (default: all)")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        type=commands.names,
+        default=list(SYSTEMS),
+        metavar="NAME,...",
+        help=f"{', '.join(SYSTEMS)} (default: all)",
+    )
     commands.add_number(parser, "--prompts", 8, "the first N held-out prompts")
     commands.add_number(parser, "--tokens", 32, "of each completion")
     commands.add_number(parser, "--candidates", 4, "that a step verifies", "M")
-    parser.add_argument("--draft-length", type=commands.numbers, default=[3], metavar="G,...",
-                        help="drafts of a candidate, 1 to 16 (default: 3)")  # fmt: skip
-    parser.add_argument("--verify", type=commands.names, default=["token"], metavar="NAME,...",
-                        help="of candidates: token, race (default: token)")  # fmt: skip
+    parser.add_argument(
+        "--draft-length",
+        type=commands.numbers,
+        default=[3],
+        metavar="G,...",
+        help="drafts of a candidate, 1 to 16 (default: 3)",
+    )
+    parser.add_argument(
+        "--verify",
+        type=commands.names,
+        default=["token"],
+        metavar="NAME,...",
+        help="of candidates: token, race (default: token)",
+    )
     commands.add_draft_model(parser)
     commands.add_common(parser)
 
@@ -229,9 +274,14 @@ def command(options: argparse.Namespace) -> None:
             f"--verify: there is no {min(unknown)!r}; choose from {', '.join(BRANCHING)}"
         )
     runs = matrix(
-        prompts[: options.prompts], options.network, options.only, options.tokens,
-        options.candidates, options.draft_length, options.verify,
-    )  # fmt: skip
+        prompts[: options.prompts],
+        options.network,
+        options.only,
+        options.tokens,
+        options.candidates,
+        options.draft_length,
+        options.verify,
+    )
     found, pair = load(options.json), commands.pair(options)
     done = [run["asked"] for run in found["runs"]]
     left = [(asked, prompt) for asked, prompt in runs if asdict(asked) not in done]

@@ -32,9 +32,14 @@ from spu_llm.systems.watermark.scores import combined, log_p
 from spu_llm.systems.watermark.units import grams
 
 KINDS: dict[str, tuple[str, ...]] = {
-    "flat": ("sum",), "white-box": ("sum",), "recursive": ("recursive",), "race": ("fisher",),
-    "aaronson": ("fisher", "plain"), "kirchenbauer": ("green",), "kuditipudi": ("alignment",),
-}  # fmt: skip
+    "flat": ("sum",),
+    "white-box": ("sum",),
+    "recursive": ("recursive",),
+    "race": ("fisher",),
+    "aaronson": ("fisher", "plain"),
+    "kirchenbauer": ("green",),
+    "kuditipudi": ("alignment",),
+}
 P_VALUES = ("sum", "fisher", "recursive")
 OF_CONTEXTS = ("fisher", "plain", "green")  # numbers of the race's kind
 _LN10 = math.log(10)
@@ -146,9 +151,14 @@ class Nulls:
 
 
 def scores_of(
-    method: Method, kind: str, authors: Sequence[Author], texts: Sequence[list[int]],
-    lengths: Sequence[int | None], nulls: Nulls, vocab: int,
-) -> np.ndarray:  # fmt: skip
+    method: Method,
+    kind: str,
+    authors: Sequence[Author],
+    texts: Sequence[list[int]],
+    lengths: Sequence[int | None],
+    nulls: Nulls,
+    vocab: int,
+) -> np.ndarray:
     """Score each text (tokenised again) under its author's keys, for each length (None: all of it):
     float64 [text, length].
     """
@@ -162,10 +172,12 @@ def scores_of(
         of = of_contexts if kind in OF_CONTEXTS else of_candidates
         rows = [of(key, text) for key in author.keys]
         if kind == "recursive":
-            found.append([
-                -combined([log_p(distinct(p, n), method.scheme.family) for p in rows]) / _LN10
-                for n in lengths
-            ])  # fmt: skip
+            found.append(
+                [
+                    -combined([log_p(distinct(p, n), method.scheme.family) for p in rows]) / _LN10
+                    for n in lengths
+                ]
+            )
         else:
             found.append([score(kind, rows[0], method.scheme.family, n) for n in lengths])
     return np.array(found)

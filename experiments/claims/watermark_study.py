@@ -65,9 +65,7 @@ class Base:
 class Study:
     """Models, prompts, and what all cells of a temperature share."""
 
-    def __init__(
-        self, private: Path, public: Path, plan: Plan, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, private: Path, public: Path, plan: Plan, say: Callable[[str], None]) -> None:
         self.plan, self.say = plan, say
         self.tokenizer = Tokenizer.load(private)
         self.vocab, self.never = self.tokenizer.vocab_size, sorted(self.tokenizer.eos_ids)
@@ -94,19 +92,29 @@ class Study:
     def authors(self, method: Method, label: str) -> list[Author]:
         """Return an author for each text, with a key of its own."""
         return [
-            Author.of(method, self.plan.seed, f"{label} text {j}")
-            for j in range(len(self.prompts))
+            Author.of(method, self.plan.seed, f"{label} text {j}") for j in range(len(self.prompts))
         ]
 
     def written(
-        self, method: Method, authors: Sequence[Author], temperature: float, count: int = 0,
-        first: int = 0, drafter: Lanes | None = None,
-    ) -> Written:  # fmt: skip
+        self,
+        method: Method,
+        authors: Sequence[Author],
+        temperature: float,
+        count: int = 0,
+        first: int = 0,
+        drafter: Lanes | None = None,
+    ) -> Written:
         """Write texts after as many prompts as there are authors, from number `first` on."""
         return write(
-            method, authors, self.lanes, self.prompts[first : first + len(authors)],
-            count or self.plan.tokens, temperature, self.never, drafter,
-        )  # fmt: skip
+            method,
+            authors,
+            self.lanes,
+            self.prompts[first : first + len(authors)],
+            count or self.plan.tokens,
+            temperature,
+            self.never,
+            drafter,
+        )
 
     def again(self, tokens: Sequence[int] | np.ndarray) -> list[int]:
         """Detokenise a text, and tokenise it again."""
@@ -143,11 +151,12 @@ class Study:
             }
         kinds = ("sum", "fisher", "green")
         return {
-            "texts": len(self.prompts), **self.distortion(base.samples[0], base),
+            "texts": len(self.prompts),
+            **self.distortion(base.samples[0], base),
             "agreement": agreement(base.samples[0].tokens, base.samples[1].tokens, 1),
             "calibration": calibration,
             "nulls": {kind: _packed(base.nulls.scores(kind, self.judged)) for kind in kinds},
-        }  # fmt: skip
+        }
 
     # ---- a method
 
@@ -162,7 +171,9 @@ class Study:
         drafter = self.drafter if raced else None
         written = self.written(method, authors, temperature, count, 0, drafter)
         found = {
-            "texts": len(authors), "tokens": count, **self.distortion(written, base),
+            "texts": len(authors),
+            "tokens": count,
+            **self.distortion(written, base),
             "agreement": self.second(method, authors, written, temperature),
         }
         if raced:
@@ -220,12 +231,13 @@ class Study:
                 edited[name] = figures(after, nulls[at])
             found[kind] = {
                 "by_length": {
-                    str(n): figures(of[:, [i]], nulls[n], tpr=False)
-                    for i, n in enumerate(lengths)
+                    str(n): figures(of[:, [i]], nulls[n], tpr=False) for i, n in enumerate(lengths)
                 },
-                "pooled": figures(*together), "edited": edited, "scores": _packed(judged),
+                "pooled": figures(*together),
+                "edited": edited,
+                "scores": _packed(judged),
                 "median": round(float(np.median(judged)), 3),
-            }  # fmt: skip
+            }
             if method in (MARK, RACE):
                 found[kind]["part"] = self.part(method, kind, authors, written, base)
         return {"detection": found}
@@ -300,14 +312,15 @@ class Study:
         found = []
         for family, name in [*((family, "sum") for family in sums), *tried]:
             of = [-log_p(u, family, name, method.m, method.k) / np.log(10) for u in marked]
-            nulls = [
-                [-log_p(u, family, name, method.m, method.k) for u in row] for row in others
-            ]
-            found.append({
-                "family": family.name, "score": name,
-                **figures(np.array(of)[:, None], np.array(nulls) / np.log(10)),
-                "median": round(float(np.median(of)), 3),
-            })  # fmt: skip
+            nulls = [[-log_p(u, family, name, method.m, method.k) for u in row] for row in others]
+            found.append(
+                {
+                    "family": family.name,
+                    "score": name,
+                    **figures(np.array(of)[:, None], np.array(nulls) / np.log(10)),
+                    "median": round(float(np.median(of)), 3),
+                }
+            )
         return found
 
     # ---- forgery
@@ -332,20 +345,26 @@ class Study:
             written = self.written(method, authors, cell.temperature, self.judged, first)
             mine = [self.again(tokens) for tokens in written.tokens]
             of = scores.scores_of(method, "sum", authors, mine, [None], base.nulls, self.vocab)
-            rounds.append({
-                "first": first, "marked": round(float(written.marked.mean()), 4),
-                "median": round(float(np.median(of)), 3),
-                **figures(of, base.nulls.scores("sum", self.judged)),
-            })  # fmt: skip
+            rounds.append(
+                {
+                    "first": first,
+                    "marked": round(float(written.marked.mean()), 4),
+                    "median": round(float(np.median(of)), 3),
+                    **figures(of, base.nulls.scores("sum", self.judged)),
+                }
+            )
             texts += written.tokens.tolist()
         return {
-            "rounds": rounds, "forged": self.forged(cell, one, texts, base),
+            "rounds": rounds,
+            "forged": self.forged(cell, one, texts, base),
             "guesses": forgery.guesses(
-                texts, base.samples[0].tokens[:, : self.judged].tolist(),
-                base.samples[1].tokens.tolist(), one.keys[0],
+                texts,
+                base.samples[0].tokens[:, : self.judged].tolist(),
+                base.samples[1].tokens.tolist(),
+                one.keys[0],
                 Prg.from_seed(self.plan.seed, f"{cell.name} guesses"),
             ),
-        }  # fmt: skip
+        }
 
     def forged(
         self, cell: Cell, one: Author, texts: Sequence[list[int]], base: Base
@@ -373,16 +392,20 @@ class Study:
                     of = scores.scores_of(
                         MARK, "sum", authors, again, lengths, base.nulls, self.vocab
                     )
-                    found.append({
-                        "forger": name, "control": control, "seen": seen,
-                        "by_length": {
-                            str(n): {
-                                "median": round(float(np.median(of[:, i])), 2),
-                                "accepted": round(float((of[:, i] >= 3).mean()), 4),
-                            }
-                            for i, n in enumerate(lengths)
-                        },
-                    })  # fmt: skip
+                    found.append(
+                        {
+                            "forger": name,
+                            "control": control,
+                            "seen": seen,
+                            "by_length": {
+                                str(n): {
+                                    "median": round(float(np.median(of[:, i])), 2),
+                                    "accepted": round(float((of[:, i] >= 3).mean()), 4),
+                                }
+                                for i, n in enumerate(lengths)
+                            },
+                        }
+                    )
         return found
 
 
@@ -407,10 +430,11 @@ def agreement(one: np.ndarray, other: np.ndarray, chunk: int) -> dict[str, Any]:
     same = one[:, :length] == other[:, :length]
     common = np.logical_and.accumulate(same, axis=1).sum(axis=1)
     return {
-        "tokens": length, "chunk": metrics.mean((common >= min(chunk, length)).astype(float)),
+        "tokens": length,
+        "chunk": metrics.mean((common >= min(chunk, length)).astype(float)),
         "text": metrics.mean((common == length).astype(float)),
         "common": metrics.mean(common.astype(float)),
-    }  # fmt: skip
+    }
 
 
 def drafting(written: Written) -> dict[str, Any]:
@@ -445,5 +469,3 @@ def _packed(values: np.ndarray) -> str:
 
 def unpacked(text: str) -> np.ndarray:
     return np.array(text.split(), np.float64)
-
-

@@ -165,9 +165,15 @@ class Author:
 
     def embedder(self, method: Method) -> Embedder:
         return Embedder(
-            self.keys, method.scheme, _NoSampler(), UNITS, method.m, method.k, self.histories,
+            self.keys,
+            method.scheme,
+            _NoSampler(),
+            UNITS,
+            method.m,
+            method.k,
+            self.histories,
             self.prg,
-        )  # fmt: skip
+        )
 
 
 class _NoSampler:
@@ -301,30 +307,49 @@ class Written:
 
 
 def write(
-    method: Method, authors: Sequence[Author], lanes: Lanes, prompts: np.ndarray, count: int,
-    temperature: float, never: Sequence[int], drafter: Lanes | None = None,
-) -> Written:  # fmt: skip
+    method: Method,
+    authors: Sequence[Author],
+    lanes: Lanes,
+    prompts: np.ndarray,
+    count: int,
+    temperature: float,
+    never: Sequence[int],
+    drafter: Lanes | None = None,
+) -> Written:
     """Write `count` tokens after each prompt [text, token]."""
     if method.k > 1:
         group = max(1, AT_ONCE // method.m)
         parts = [
             _by_chunks(
-                method, authors[i : i + group], lanes, prompts[i : i + group], count, temperature,
+                method,
+                authors[i : i + group],
+                lanes,
+                prompts[i : i + group],
+                count,
+                temperature,
                 never,
             )
             for i in range(0, len(prompts), group)
-        ]  # fmt: skip
-        return Written(*(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("tokens", "nats", "entropy")
-        ))  # fmt: skip
+        ]
+        return Written(
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("tokens", "nats", "entropy")
+            )
+        )
     return _by_token(method, authors, lanes, prompts, count, temperature, never, drafter)
 
 
 def _by_token(
-    method: Method, authors: Sequence[Author], lanes: Lanes, prompts: np.ndarray, count: int,
-    temperature: float, never: Sequence[int], drafter: Lanes | None,
-) -> Written:  # fmt: skip
+    method: Method,
+    authors: Sequence[Author],
+    lanes: Lanes,
+    prompts: np.ndarray,
+    count: int,
+    temperature: float,
+    never: Sequence[int],
+    drafter: Lanes | None,
+) -> Written:
     vocab, numbers = lanes.config.vocab_size, range(len(prompts))
     nexts = [Next(method, author, vocab) for author in authors]
     generated: list[tuple[int, ...]] = [() for _ in numbers]
@@ -354,9 +379,14 @@ def _by_token(
 
 
 def _by_chunks(
-    method: Method, authors: Sequence[Author], lanes: Lanes, prompts: np.ndarray, count: int,
-    temperature: float, never: Sequence[int],
-) -> Written:  # fmt: skip
+    method: Method,
+    authors: Sequence[Author],
+    lanes: Lanes,
+    prompts: np.ndarray,
+    count: int,
+    temperature: float,
+    never: Sequence[int],
+) -> Written:
     """Write chunk by chunk: candidates of k tokens are lanes of their own; the chosen one's rows
     stay.
     """
@@ -373,9 +403,9 @@ def _by_chunks(
         for i in range(method.k):
             law = law_of(state.logits, temperature, never)
             points = np.stack([author.prg.uniform((m,)) for author in authors]).reshape(-1)
-            row = np.array([
-                draws(p, point[None])[0] for p, point in zip(law.p, points, strict=True)
-            ])  # fmt: skip
+            row = np.array(
+                [draws(p, point[None])[0] for p, point in zip(law.p, points, strict=True)]
+            )
             made.append(row)
             facts.append((-law.log_p[np.arange(len(row)), row], law.entropy))
             if i + 1 < method.k:

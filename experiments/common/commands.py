@@ -174,12 +174,13 @@ def earlier(path: Path | None, plan: Any) -> list[dict[str, Any]]:
 
 
 def resumed(
-    options: argparse.Namespace, plan: Any,
+    options: argparse.Namespace,
+    plan: Any,
     measure: Callable[
         [Callable[[str], None], Callable[[dict[str, Any]], None], list[dict[str, Any]]],
         dict[str, Any],
     ],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Run measure(say, keep, done) of a plan, which goes on with what `--json` holds of it: `say`
     shows progress, `keep` writes a result so far, `done` are its rows.
     """

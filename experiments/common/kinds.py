@@ -27,9 +27,16 @@ from spu_llm.core._jax import scope_of
 from spu_llm.core.meter import Entry
 
 KINDS = (
-    "embedding", "norm", "linear", "attention products", "softmax", "GELU", "head",
-    "verification", "other",
-)  # fmt: skip
+    "embedding",
+    "norm",
+    "linear",
+    "attention products",
+    "softmax",
+    "GELU",
+    "head",
+    "verification",
+    "other",
+)
 _PRODUCTS = ("matmul", "times_rows", "times_columns")
 _WHOLE = ("embedding", "head", "verification")  # whatever stands inside
 

@@ -98,7 +98,8 @@ def forward(
 
 
 def make_second_batches(session: PartySession, demand: Demand) -> None:
-    """Make one more batch of what one batch was made of: the first one's seconds hold compilation.
+    """Make one more batch of what one batch was made of: the first one's seconds hold
+    compilation.
     """
     made = batches_made(session.meter.entries)
     for name, need in demand.material.items():

@@ -36,7 +36,8 @@ def dry_parties() -> list[DrySession]:
 
 
 def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
-    """Return the cost of one call with arguments of these forms (values, or shapes with a dtype).
+    """Return the cost of one call with arguments of these forms (values, or shapes with a
+    dtype).
     """
     parties = dry_parties()
     for party in parties:
@@ -126,7 +127,8 @@ class _Side:
 def _groups(
     steps: Iterable[Step], client: Sequence[Call], provider: Sequence[Call]
 ) -> Iterator[list[tuple[Dialogue, Dialogue]]]:
-    """Yield the dialogues of what runs side by side, group after group, as the executor groups it.
+    """Yield the dialogues of what runs side by side, group after group, as the executor groups
+    it.
     """
     ops = [step for step in steps if isinstance(step, OpCall)]
     indices = range(len(ops))

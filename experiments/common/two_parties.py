@@ -30,7 +30,7 @@ def run_study(
     program: Program,
     model: Path,
     request: Any,
-    inputs: Any = Nothing(),  # noqa: B008 - frozen
+    inputs: Any = Nothing(),
     *,
     tokenizer: Path | None = None,
     network: str = "local",
@@ -63,13 +63,9 @@ def run_study(
     progress = Progress(wire_bytes)
     progress.stage("starting both parties")
     try:
-        with local_provider(
-            model, network, studies=True, sampling_seed=sampling_seed
-        ) as server:
+        with local_provider(model, network, studies=True, sampling_seed=sampling_seed) as server:
             own = Tokenizer.load(tokenizer or model)
-            return run_as_client(
-                server, program, request, inputs, show, tokenizer=own, wrap=wrap
-            )
+            return run_as_client(server, program, request, inputs, show, tokenizer=own, wrap=wrap)
     finally:
         progress.close()
 

@@ -56,9 +56,12 @@ class Options:
     @property
     def request(self) -> Request:
         return Request(
-            self.prompt_tokens, self.new_tokens, self.draft_length, temperature=0.0,
+            self.prompt_tokens,
+            self.new_tokens,
+            self.draft_length,
+            temperature=0.0,
             public_prefix=(0,) * self.public_tokens,
-        )  # fmt: skip
+        )
 
     @property
     def shape(self) -> NetworkShape:
@@ -161,9 +164,7 @@ def _growth(
     ]
     found = [("nothing", base)]
     found += [(name, _steps(larger, asked, prices)) for name, larger, asked in variants]
-    return [
-        {"twice": name, "prefill": prefill, "step": step} for name, (prefill, step) in found
-    ]
+    return [{"twice": name, "prefill": prefill, "step": step} for name, (prefill, step) in found]
 
 
 # ---- as text
@@ -183,17 +184,27 @@ def table(result: dict[str, Any]) -> str:
         f"{model.layers} layers of width {model.width}, {model.vocab_size:,} tokens; "
         f"{rate}, {network.delay_s * 1e3:g} ms one way; {options['cores']} cores",
         "",
-        *_costs("", [
-            (f"prefill of {options['prompt_tokens']}{after}", result["prefill"]),
-            (f"step of {positions}", result["step"]),
-        ]),
+        *_costs(
+            "",
+            [
+                (f"prefill of {options['prompt_tokens']}{after}", result["prefill"]),
+                (f"step of {positions}", result["step"]),
+            ],
+        ),
         "",
-        *report.table(heads, [
-            (name, *(f"{seconds:.2f}" for seconds in result[name]["seconds_of"].values()),
-             str(result[name]["rounds"]), f"{result[name]['stored_bytes'] / 1e6:.1f}")
-            for name in names
-        ]),
-    ]  # fmt: skip
+        *report.table(
+            heads,
+            [
+                (
+                    name,
+                    *(f"{seconds:.2f}" for seconds in result[name]["seconds_of"].values()),
+                    str(result[name]["rounds"]),
+                    f"{result[name]['stored_bytes'] / 1e6:.1f}",
+                )
+                for name in names
+            ],
+        ),
+    ]
     if grown := result.get("growth"):
         for name in names:
             rows = [(row["twice"], row[name]) for row in grown]
@@ -210,11 +221,20 @@ def table(result: dict[str, Any]) -> str:
 def _costs(first: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     """Return a table of steps with their names."""
     heads = first, "seconds", "MB", "messages", "offline seconds", "offline MB"
-    return report.table(heads, [
-        (name, f"{step['seconds']:.2f}", f"{both_ways(step) / 1e6:.2f}", str(step["messages"]),
-         f"{step['offline']['seconds']:.1f}", f"{both_ways(step['offline']) / 1e6:.1f}")
-        for name, step in rows
-    ])  # fmt: skip
+    return report.table(
+        heads,
+        [
+            (
+                name,
+                f"{step['seconds']:.2f}",
+                f"{both_ways(step) / 1e6:.2f}",
+                str(step["messages"]),
+                f"{step['offline']['seconds']:.1f}",
+                f"{both_ways(step['offline']) / 1e6:.1f}",
+            )
+            for name, step in rows
+        ],
+    )
 
 
 # ---- the command
@@ -229,14 +249,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_number(parser, "--public-tokens", 0, "before them, in the clear")
     commands.add_number(parser, "--new-tokens", 32, "that the cache has room for")
     commands.add_number(parser, "--draft-length", 7, "drafts per step, 0 to 16", "G")
-    parser.add_argument("--network", choices=tuple(NETWORKS), default="lan",
-                        help="default: %(default)s")  # fmt: skip
+    parser.add_argument(
+        "--network", choices=tuple(NETWORKS), default="lan", help="default: %(default)s"
+    )
     parser.add_argument("--bandwidth", type=float, metavar="MBPS", help="in its place")
     parser.add_argument("--delay", type=float, metavar="MS", help="one way, in its place")
     commands.add_number(parser, "--cores", _CORES, "of both parties together", "C")
     commands.add_number(parser, "--steps", 1, "the mean of the first K steps", "K")
-    parser.add_argument("--growth", action="store_true",
-                        help="also with layers, width, prompt and vocabulary doubled in turn")
+    parser.add_argument(
+        "--growth",
+        action="store_true",
+        help="also with layers, width, prompt and vocabulary doubled in turn",
+    )
     commands.add_common(parser)
 
 

@@ -124,7 +124,8 @@ class Prices:
 
 
 def priced(correlation: Correlation) -> int:
-    """Return what a unit's flat price counts: transfers, or words of results where it takes none.
+    """Return what a unit's flat price counts: transfers, or words of results where it takes
+    none.
     """
     return correlation.transfers or correlation.words
 
@@ -175,9 +176,7 @@ def _packed_terms(correlation: Correlation, figure: str) -> list[float]:
     assert correlation.matrices is not None
     empty = [np.zeros((1, *part.shape), np.uint64) for part in correlation.masks]
     x, y = correlation.matrices(*empty)
-    layouts = [
-        of for _, of in columns_apart(correlation.chunk, x.shape[1], x.shape[2], y.shape[2])
-    ]
+    layouts = [of for _, of in columns_apart(correlation.chunk, x.shape[1], x.shape[2], y.shape[2])]
     if figure == "seconds":
         ciphertexts = sum(of.groups * of.blocks for of in layouts)
         pairs = [of.units * of.pairs for of in layouts]
@@ -210,10 +209,12 @@ _TERMS: Mapping[str, Callable[[Correlation, str], list[float]]] = {
 SHAPES = tuple(
     scale.Shape(layers, width, heads, vocab, 256, prompt, 2, second_batches=True, extensions=more)
     for layers, width, heads, vocab, prompt, more in (
-        (1, 384, 6, 8192, 24, 6), (4, 576, 9, 8192, 13, 0), (1, 768, 12, 16384, 32, 0),
+        (1, 384, 6, 8192, 24, 6),
+        (4, 576, 9, 8192, 13, 0),
+        (1, 768, 12, 16384, 32, 0),
         (2, 1024, 16, 4096, 72, 0),
     )
-)  # fmt: skip
+)
 
 
 def measure(
@@ -281,9 +282,7 @@ def fit(
     terms = [([work.counts[name] for name in COMPUTE], seconds) for work, seconds in steps]
     compute = dict(zip(COMPUTE, _fitted(terms), strict=True))
     origin = f"these runs; the price of an extension is the mean of {len(extensions)}"
-    return Prices(
-        machine, list(runs), origin, flat, fitted, messages, _mean(extensions), compute
-    )
+    return Prices(machine, list(runs), origin, flat, fitted, messages, _mean(extensions), compute)
 
 
 def with_others(found: Prices, before: Prices) -> Prices:
@@ -334,8 +333,14 @@ def made_in(result: dict[str, Any], work: Workload) -> Made:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--with", dest="more", type=commands.names, default=[], metavar="FILE,...",
-                        help="results of `experiment scale --network local` to fit to as well")
+    parser.add_argument(
+        "--with",
+        dest="more",
+        type=commands.names,
+        default=[],
+        metavar="FILE,...",
+        help="results of `experiment scale --network local` to fit to as well",
+    )
     commands.add_common(parser)
 
 

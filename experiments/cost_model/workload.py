@@ -72,9 +72,12 @@ _FEW_TOKENS = 64
 
 
 def of_completion(
-    config: ModelConfig, request: Course, networks: Sequence[NetworkShape], steps: int = 1,
-    before: Before = Before(),  # noqa: B008 - frozen
-) -> list[Workload]:  # fmt: skip
+    config: ModelConfig,
+    request: Course,
+    networks: Sequence[NetworkShape],
+    steps: int = 1,
+    before: Before = Before(),
+) -> list[Workload]:
     """Return the work of the prefill, and the mean of the first `steps` decode steps, whose drafts
     all stay. Steps differ in what they take for the cache, whose masks serve some positions and are
     then replaced.
@@ -89,9 +92,10 @@ def of_steps(
     request: Course,
     networks: Sequence[NetworkShape],
     accepted: Sequence[int],
-    before: Before = Before(),  # noqa: B008 - frozen
+    before: Before = Before(),
 ) -> list[Workload]:
-    """Return the work of the prefill, and of every step of a course: so many drafts stay in each.
+    """Return the work of the prefill, and of every step of a course: so many drafts stay in
+    each.
     """
     if config.layers <= 2 or request.part.opens_rows:
         return _whole(config, request, networks, accepted, before)
@@ -163,9 +167,7 @@ def _whole(
     return works
 
 
-def _of_calls(
-    calls: Sequence[tuple[Noted, Noted]], networks: Sequence[NetworkShape]
-) -> Workload:
+def _of_calls(calls: Sequence[tuple[Noted, Noted]], networks: Sequence[NetworkShape]) -> Workload:
     """Return what one call takes, and what it sends with the calls that follow; at both parties."""
     replays = {shape.name: Replay(shape) for shape in (ROUNDS, *networks)}
     for client, provider in calls:
@@ -235,5 +237,3 @@ def _local_words(plan: Plan) -> int:
         for eqn in step.jaxpr.jaxpr.eqns
         for v in eqn.outvars
     )
-
-

@@ -78,9 +78,16 @@ def random_weights(shape: BlockShape, rng: np.random.Generator) -> Weights:
         return rng.uniform(0.5, 1.5, w).astype(np.float32)
 
     return Weights(
-        gain(), matrix(w, a), matrix(w, a), matrix(w, a), matrix(a, w),
-        gain(), matrix(w, h), matrix(w, h), matrix(h, w),
-    )  # fmt: skip
+        gain(),
+        matrix(w, a),
+        matrix(w, a),
+        matrix(w, a),
+        matrix(a, w),
+        gain(),
+        matrix(w, h),
+        matrix(w, h),
+        matrix(h, w),
+    )
 
 
 def random_inputs(shape: BlockShape, positions: int, rng: np.random.Generator) -> Inputs:
@@ -140,8 +147,9 @@ def secure_block(shape: BlockShape) -> SecureFunction:
     """Return the secure `block` of the provider's weights and shared inputs."""
     return SecureFunction(
         lambda weights, inputs: block(weights, inputs, shape),
-        (Owner.PROVIDER, Owner.JOINT), "decoder block",
-    )  # fmt: skip
+        (Owner.PROVIDER, Owner.JOINT),
+        "decoder block",
+    )
 
 
 SECURE_NORMS = SecureFunction(norms, (Owner.PROVIDER, Owner.JOINT), "norms of a block")

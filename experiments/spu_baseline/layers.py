@@ -123,9 +123,12 @@ class Asked:
 
 
 PROGRAM = Program(
-    "spu-baseline-layers", __name__, Asked, spu=SETTINGS,
+    "spu-baseline-layers",
+    __name__,
+    Asked,
+    spu=SETTINGS,
     check=lambda asked, model: check(gpt2_config(model), asked.positions, asked.capacity),
-)  # fmt: skip
+)
 
 
 def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str, Any]:
@@ -191,9 +194,7 @@ def _shared(session: Session, shape: tuple[int, ...], seed: int) -> Any:
 # ---- the command at the client
 
 
-def measure(
-    model: Path, positions: Sequence[int], capacity: int, network: str
-) -> dict[str, Any]:
+def measure(model: Path, positions: Sequence[int], capacity: int, network: str) -> dict[str, Any]:
     """Run one network's session; return its result as JSON fields: `steps` with the cost of one
     layer of each kind.
     """

@@ -96,9 +96,13 @@ OPTIONS = (
     Option("lower-accuracy rsqrt", Tuned(lower_accuracy_rsqrt=True)),
     Option("no split of matrix products", Tuned(disable_mmul_split=True)),
     Option("concurrency 4", Tuned(max_concurrency=4)),
-    Option("PUMA's functions and lower-accuracy rsqrt", Tuned(lower_accuracy_rsqrt=True),
-           puma_softmax, puma_gelu),
-)  # fmt: skip
+    Option(
+        "PUMA's functions and lower-accuracy rsqrt",
+        Tuned(lower_accuracy_rsqrt=True),
+        puma_softmax,
+        puma_gelu,
+    ),
+)
 
 
 @contextmanager
@@ -134,15 +138,21 @@ def measure(
         for layer in found["steps"][0]["layers"]:
             cost = spu_layers.scaled(layer)
             kinds[layer["kind"]] = {"bytes": report.both_ways(cost), "messages": cost["messages"]}
-        rows.append({
-            "name": option.name, "settings": asdict(option.config),
-            **{figure: sum(cost[figure] for cost in kinds.values()) for figure in _FIGURES},
-            "kinds": kinds,
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": option.name,
+                "settings": asdict(option.config),
+                **{figure: sum(cost[figure] for cost in kinds.values()) for figure in _FIGURES},
+                "kinds": kinds,
+            }
+        )
     return {
-        "machine": asdict(machine()), "model": config.asdict(), "positions": 1,
-        "capacity": CAPACITY, "options": rows,
-    }  # fmt: skip
+        "machine": asdict(machine()),
+        "model": config.asdict(),
+        "positions": 1,
+        "capacity": CAPACITY,
+        "options": rows,
+    }
 
 
 def table(result: dict[str, Any]) -> str:
@@ -155,12 +165,14 @@ def table(result: dict[str, Any]) -> str:
         ]
         size, messages = f"{row['bytes'] / 1e6:.1f}", f"{row['messages']:,}"
         rows.append([row["name"], size, moved[0], messages, moved[1]])
-    return "\n".join([
-        f"the stock path's step of one position, {result['model']['n_layer']} layers of width "
-        f"{result['model']['n_embd']}, cache of {result['capacity']} positions",
-        "",
-        *report.table(("option", "MB", "", "messages", ""), rows),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"the stock path's step of one position, {result['model']['n_layer']} layers of width "
+            f"{result['model']['n_embd']}, cache of {result['capacity']} positions",
+            "",
+            *report.table(("option", "MB", "", "messages", ""), rows),
+        ]
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

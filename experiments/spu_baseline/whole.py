@@ -61,9 +61,15 @@ class WholeFunction(SecureFunction):
         owner_of = dict(zip(inputs, owners, strict=True)) | dict.fromkeys(outputs, Owner.JOINT)
         digest = hashlib.sha256(f"{digest_of(closed)}|{owners}".encode()).hexdigest()
         return Plan(
-            inputs, tuple(owners), outputs, (Owner.JOINT,) * len(outputs), (run,), owner_of, {},
+            inputs,
+            tuple(owners),
+            outputs,
+            (Owner.JOINT,) * len(outputs),
+            (run,),
+            owner_of,
+            {},
             digest,
-        )  # fmt: skip
+        )
 
 
 # ---- the model
@@ -161,7 +167,8 @@ def _without_index(cache: Any) -> Any:
 
 
 def share_params(session: Session, config: GPT2Config, params: Params | None) -> Any:
-    """Return the provider's weights under Flax's names as private values; the client passes None.
+    """Return the provider's weights under Flax's names as private values; the client passes
+    None.
     """
     shapes = jax.eval_shape(lambda: flax_params(init_params(config, jax.random.key(0))))
     return private_tree(session, PROVIDER, flax_params, shapes, params)
@@ -177,9 +184,14 @@ class Decoded:
 
 
 def decode_greedily(
-    session: Session, stock: BaselineGPT2, weights: Any, prompt: list[int], length: int, steps: int,
+    session: Session,
+    stock: BaselineGPT2,
+    weights: Any,
+    prompt: list[int],
+    length: int,
+    steps: int,
     before_step: Callable[[int], None] = lambda i: None,
-) -> Decoded:  # fmt: skip
+) -> Decoded:
     """Run a prefill and decode `steps` further tokens. `prompt` (`length` tokens) is the client's;
     the provider passes an empty one.
     """
@@ -224,11 +236,15 @@ class ClientInputs:
 
 
 PROGRAM = Program(
-    "spu-baseline", __name__, Asked, ClientInputs, spu=SETTINGS,
+    "spu-baseline",
+    __name__,
+    Asked,
+    ClientInputs,
+    spu=SETTINGS,
     check=lambda asked, model: check(
         gpt2_config(model), asked.prompt_tokens, asked.capacity, asked.steps
     ),
-)  # fmt: skip
+)
 
 
 def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
@@ -246,9 +262,14 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
     forget_peak()
     prompt = job.client.prompt if session.rank == CLIENT else []
     decoded = decode_greedily(
-        session, stock, weights, prompt, length, 1 + steps,
+        session,
+        stock,
+        weights,
+        prompt,
+        length,
+        1 + steps,
         lambda i: send("update", name=f"stock step {i} of {steps}"),
-    )  # fmt: skip
+    )
     return {
         "tokens": decoded.tokens,
         "set_up": set_up | {"seconds": session.meter.seconds["offline"]},

@@ -34,8 +34,11 @@ _LONGEST_STRING = 1 << 20  # bytes
 
 # Type numbers of fields.
 _SCALARS = dict(enumerate(("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4"))) | {
-    7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
-}  # fmt: skip
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 

@@ -38,12 +38,17 @@ def tokenizer_of(file: GgufFile) -> TokenizerFiles:
     tokens, types = _tokens(fields)
     added = [
         {
-            "id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False,
-            "normalized": False, "special": types[i] != _USER,
+            "id": i,
+            "content": tokens[i],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": types[i] != _USER,
         }
         for i in range(len(tokens))
         if types[i] in (_UNKNOWN, _CONTROL, _USER)
-    ]  # fmt: skip
+    ]
     kind = fields.text("model")
     if kind == "gpt2":
         parts, begins = _byte_level(fields, tokens)
@@ -115,8 +120,11 @@ def _byte_level(fields: _Fields, tokens: Sequence[str]) -> tuple[dict[str, Any],
             raise fields.fault("merges", f"has {shown(merge)}, which is no pair of tokens")
         merges.append(pair)
     byte_level = {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
-    }  # fmt: skip
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     parts = {
         "normalizer": pre.normalizer,
         "pre_tokenizer": (
@@ -158,10 +166,13 @@ def _sentencepiece(
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": _bpe(
-            tokens, _merges(fields, normal, scores), unk_token=tokens[unknown], fuse_unk=True,
+            tokens,
+            _merges(fields, normal, scores),
+            unk_token=tokens[unknown],
+            fuse_unk=True,
             byte_fallback=True,
         ),
-    }  # fmt: skip
+    }
     return parts, True
 
 
@@ -186,11 +197,18 @@ def _merges(fields: _Fields, normal: Mapping[str, int], scores: Sequence[float])
 
 def _bpe(tokens: Sequence[str], merges: list[list[str]], **more: Any) -> dict[str, Any]:
     return {
-        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-        "ignore_merges": False, "vocab": {token: i for i, token in enumerate(tokens)},
-        "merges": merges, **more,
-    }  # fmt: skip
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": {token: i for i, token in enumerate(tokens)},
+        "merges": merges,
+        **more,
+    }
 
 
 def _beginning(token: str, number: int, rest: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -200,11 +218,13 @@ def _beginning(token: str, number: int, rest: Mapping[str, Any] | None) -> dict[
         "type": "TemplateProcessing",
         "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [
-            first, {"Sequence": {"id": "A", "type_id": 0}},
-            {"SpecialToken": {"id": token, "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}},
+            first,
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": token, "type_id": 1}},
+            {"Sequence": {"id": "B", "type_id": 1}},
         ],
         "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]}},
-    }  # fmt: skip
+    }
     return {"type": "Sequence", "processors": [rest, template]} if rest else template
 
 

@@ -17,9 +17,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 
 _PLAIN = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
-_QUANTISED = (
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-)  # fmt: skip
+_QUANTISED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 _KINDS = {int(GGMLQuantizationType[name]): name for name in (*_PLAIN, *_QUANTISED)}
 _PIECE = 1 << 20  # numbers at a time, as float32
 
@@ -33,9 +31,12 @@ def size_of(kind: int, count: int) -> int | None:
 
 
 def stored(
-    file: GgufFile, place: TensorPlace, name: str, order: Callable[[Any], Any] | None = None,
+    file: GgufFile,
+    place: TensorPlace,
+    name: str,
+    order: Callable[[Any], Any] | None = None,
     multiple: int = 1,
-) -> Stored:  # fmt: skip
+) -> Stored:
     """Return a tensor as it is written under `name`: of its own precision, quantised ones as
     float16, which is finer than any of their steps. `order` puts rows in another order, within
     each `multiple` of them.

@@ -23,15 +23,20 @@ class PreTokenizer(NamedTuple):
 
 def _byte_level(use_regex: bool) -> dict[str, Any]:
     return {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
         "use_regex": use_regex,
-    }  # fmt: skip
+    }
 
 
 def _split(pattern: str) -> list[dict[str, Any]]:
     split = {
-        "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False,
-    }  # fmt: skip
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     return [split, _byte_level(use_regex=False)]
 
 

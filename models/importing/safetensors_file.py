@@ -31,8 +31,10 @@ def write_safetensors(path: Path, tensors: Sequence[Stored]) -> None:
     for tensor in tensors:
         begin, end = end, end + BYTES_OF[tensor.dtype] * math.prod(tensor.shape)
         described[tensor.name] = {
-            "dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end],
-        }  # fmt: skip
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
     header = json.dumps(described, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     with open(path, "wb") as stream:

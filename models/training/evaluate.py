@@ -106,12 +106,14 @@ def compare(
         log_p = jax.nn.log_softmax(logits(p_params, private.config, tokens))[:-1]
         log_q = jax.nn.log_softmax(logits(q_params, public.config, tokens))[:-1]
         target = tokens[1:, None]
-        return jnp.stack([
-            -jnp.take_along_axis(log_p, target, axis=1)[:, 0],
-            -jnp.take_along_axis(log_q, target, axis=1)[:, 0],
-            jnp.sum(jnp.minimum(jnp.exp(log_p), jnp.exp(log_q)), axis=1),
-            (jnp.argmax(log_p, axis=1) == jnp.argmax(log_q, axis=1)).astype(jnp.float32),
-        ])  # fmt: skip
+        return jnp.stack(
+            [
+                -jnp.take_along_axis(log_p, target, axis=1)[:, 0],
+                -jnp.take_along_axis(log_q, target, axis=1)[:, 0],
+                jnp.sum(jnp.minimum(jnp.exp(log_p), jnp.exp(log_q)), axis=1),
+                (jnp.argmax(log_p, axis=1) == jnp.argmax(log_q, axis=1)).astype(jnp.float32),
+            ]
+        )
 
     sums, count, size = np.zeros(4), 0, 0
     for piece in windows_of(tokenizer, texts, length):
@@ -152,9 +154,8 @@ class Verifier:
         The caller moves `length` over those it keeps.
         """
         found, self._shared = self._step(
-            self._weights, jnp.asarray(tokens, jnp.int32), self._shared,
-            jnp.int32(self.length),
-        )  # fmt: skip
+            self._weights, jnp.asarray(tokens, jnp.int32), self._shared, jnp.int32(self.length)
+        )
         return np.asarray(found)
 
 

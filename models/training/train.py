@@ -61,9 +61,15 @@ def prepare(out: Path, files: list[CorpusFile]) -> Data:
 
 
 def train(
-    out: Path, data: Data, name: str, config: GPT2Config, schedule: Schedule, seed: int,
-    loss: Loss, frozen: Any,
-) -> None:  # fmt: skip
+    out: Path,
+    data: Data,
+    name: str,
+    config: GPT2Config,
+    schedule: Schedule,
+    seed: int,
+    loss: Loss,
+    frozen: Any,
+) -> None:
     """Train a model from the seed's initial weights and batches into `out/name`."""
     rng = np.random.default_rng(seed)
     fit(

@@ -389,34 +389,33 @@ def _turn(
     half.busy = False
 
 
-def _take(
-    party: Party, correlation: Correlation, half: _Half, plan: Schedule, heads: int
-) -> None:
+def _take(party: Party, correlation: Correlation, half: _Half, plan: Schedule, heads: int) -> None:
     """Take the plan's fresh tiles: a unit for every head."""
     count = len(plan.fresh)
     if not count:
         return
     material = party.take(correlation, heads * count)
-    a, b, ab = (
-        m.reshape(heads, count, *m.shape[1:]) for m in (*material.masks, *material.results)
-    )
+    a, b, ab = (m.reshape(heads, count, *m.shape[1:]) for m in (*material.masks, *material.results))
     for i, t in enumerate(plan.fresh):
         half.masks[t] = _Masks(a[:, i], b[:, i], ab[:, i], np.zeros_like(b[:, i]))
 
 
 def _multiply(
-    kind: _Kind, party: Party, x: np.ndarray, rows: np.ndarray, half: _Half, plan: Schedule,
+    kind: _Kind,
+    party: Party,
+    x: np.ndarray,
+    rows: np.ndarray,
+    half: _Half,
+    plan: Schedule,
     out: np.ndarray,
-) -> Turn:  # fmt: skip
+) -> Turn:
     # 2.
     masks = half.masks
     under = [
         kind.given(x, use, half.slots.size) - masks[use.tile].queries[:, use.queries]
         for use in plan.uses
     ]
-    rows_under = [
-        rows[:, o.positions] - masks[o.tile].rows[:, o.slots] for o in plan.openings
-    ]
+    rows_under = [rows[:, o.positions] - masks[o.tile].rows[:, o.slots] for o in plan.openings]
     own, apart = side_by_side(under + rows_under)
     opened = apart(own + (yield own, own.shape))
     for o, f in zip(plan.openings, opened[len(under) :], strict=True):
@@ -437,9 +436,7 @@ def _opened(kind: _Kind, plan: Schedule, cache: Value, tile: int) -> int:
     return queries * (tile if kind.columns else d) + d * sum(o.slots.size for o in plan.openings)
 
 
-def _cost(
-    kind: _Kind, x: Value, *caches: Value, tile: int, shift: int | None = None
-) -> Cost:
+def _cost(kind: _Kind, x: Value, *caches: Value, tile: int, shift: int | None = None) -> Cost:
     """Return the cost of the next call, which depends on what is open now."""
     _check(kind, x, caches, tile)
     total = arith_cost(x, *(cache for cache in caches if not known_rows.is_known(cache)))
@@ -468,9 +465,7 @@ def _words(kind: _Kind, x: Sequence[int], cache: Value, tile: int) -> tuple[int,
     return size, size
 
 
-def _correct(
-    kind: _Kind, x: Value, *caches: Value, tile: int, shift: int | None = None
-) -> Correct:
+def _correct(kind: _Kind, x: Value, *caches: Value, tile: int, shift: int | None = None) -> Correct:
     """Return the function that brings a simulated result to the wanted one. The prepared products
     enter the result as they are; every entry that serves, once.
     """

@@ -28,13 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.arithmetic.truncate import refresh, share_of, truncate_cost
-from protocols.bits.convert import (
-    arith_cost,
-    as_arith,
-    correct_wrap,
-    public_share,
-    wrap_of,
-)
+from protocols.bits.convert import arith_cost, as_arith, correct_wrap, public_share, wrap_of
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg

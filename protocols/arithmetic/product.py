@@ -192,9 +192,13 @@ def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _opened_product(
-    party: Party, times: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    e: np.ndarray, f: np.ndarray, a: np.ndarray, b: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    party: Party,
+    times: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    e: np.ndarray,
+    f: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+) -> np.ndarray:
     """Compute this party's share of (e + a)(f + b) - a b for opened e, f and its shares of a, b."""
     product = times(e, b) + times(a, f)
     return product + times(e, f) if party.rank == CLIENT else product
@@ -288,9 +292,7 @@ def _added(drawn: Sequence[np.ndarray], difference: np.ndarray) -> None:
 
 
 def correct_product(
-    x: Value,
-    shift: int | None,
-    enter: Callable[[Sequence[np.ndarray], np.ndarray], None] = _added,
+    x: Value, shift: int | None, enter: Callable[[Sequence[np.ndarray], np.ndarray], None] = _added
 ) -> Correct:
     """Return the function that brings a simulated product to the wanted one. The share of the
     prepared product enters the result as it is, or shifted by the truncation; what the shift leaves
@@ -385,11 +387,7 @@ matmul = _product_op(
 
 
 sum_squares = _product_op(
-    "sum_squares",
-    lambda x: (x * x).sum(axis=1),
-    _sum_squares,
-    _size,
-    lambda x: x.shape[:1],
+    "sum_squares", lambda x: (x * x).sum(axis=1), _sum_squares, _size, lambda x: x.shape[:1]
 )
 """Sums of squares [rows] of the rows of x [rows, d], fixed-point: words are off by 2^12 or so
 before the truncation."""

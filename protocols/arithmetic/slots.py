@@ -63,9 +63,11 @@ class Slots:
 
     def copy(self) -> Slots:
         return Slots(
-            self.size, {t: copy.copy(v) for t, v in self.tiles.items()}, dict(self.slot_of),
+            self.size,
+            {t: copy.copy(v) for t, v in self.tiles.items()},
+            dict(self.slot_of),
             self.begun,
-        )  # fmt: skip
+        )
 
     def schedule(self, ids: np.ndarray, queries: int) -> Schedule:
         """Plan a product of `queries` queries and the rows with these ids [positions], -1 where

@@ -88,9 +88,7 @@ def truncate_unbiased(party: Party, x: Arith, shift: int) -> Arith:
     return Arith(_without_wrap(party, shifted, words, shift), x.dtype, x.frac_bits)
 
 
-def _without_wrap(
-    party: Party, shifted: np.ndarray, words: np.ndarray, shift: int
-) -> np.ndarray:
+def _without_wrap(party: Party, shifted: np.ndarray, words: np.ndarray, shift: int) -> np.ndarray:
     """Return `shifted`, the shares `words` of x + 2^62 shifted each by itself, less 2^(64-shift)
     times the wrap and less what the 2^62 have become.
     """
@@ -181,7 +179,8 @@ def _correct(x: Value, *, shift: int, how: How, bits: int) -> Correct:
 def model(
     inputs: Sequence[Sequence[Value]], common: Prg, *, shift: int, how: How, bits: int
 ) -> Sequence[np.ndarray]:
-    """Compute exact results for arithmetic shares from the value and the client's refreshed share.
+    """Compute exact results for arithmetic shares from the value and the client's refreshed
+    share.
     """
     x_0, x_1 = (share_of(values[0]) for values in inputs)
     x = (x_0 + x_1).view(np.int64)

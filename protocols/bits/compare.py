@@ -239,6 +239,3 @@ included); for any x, bit number bits-1 of the encoding. A boolean share."""
 def less_than(x: Any, y: Any, *, bits: int) -> Any:
     """Compute whether x < y, a boolean share, by the sign of x - y, which fits `bits` bits."""
     return sign(x - y, bits=bits)
-
-
-

@@ -110,9 +110,7 @@ def wrap_of(party: Party, words: np.ndarray, place: int, bits: int = 64) -> np.n
 
 def correct_wrap(party: SimulatedParty, difference: np.ndarray, place: int) -> None:
     """Take `difference`, multiples of 2^(place-1), from what `wrap_of`, the last step, gives."""
-    own_part, peers = (
-        unpack(m[-1], difference.size) for m in (party.outgoing, party.incoming)
-    )
+    own_part, peers = (unpack(m[-1], difference.size) for m in (party.outgoing, party.incoming))
     minus_l = party.drawn[-1]
     sign = (_1 - _2 * own_part) * (_1 - _2 * peers)
     minus_l += (sign * (difference.reshape(-1) >> np.uint64(place - 1))).reshape(minus_l.shape)
@@ -191,9 +189,7 @@ def arith_cost(*values: Value) -> Cost:
 # ---- the op
 
 
-def correct_bits(
-    party: SimulatedParty, width: int, made: np.ndarray, wanted: np.ndarray
-) -> None:
+def correct_bits(party: SimulatedParty, width: int, made: np.ndarray, wanted: np.ndarray) -> None:
     """Change the last conversion's drawn words so that its result `made` becomes `wanted`: those
     that belong to the lowest bits. `width`: bits per value.
     """

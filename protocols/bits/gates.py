@@ -292,9 +292,7 @@ def stack(columns: Sequence[Any]) -> Any:
     return (jnp if isinstance(columns[0], jax.Array) else np).stack(columns, axis=-1)
 
 
-def evaluate(
-    party: Party, gate: Gate, rows: int, nodes: int, inputs: np.ndarray
-) -> np.ndarray:
+def evaluate(party: Party, gate: Gate, rows: int, nodes: int, inputs: np.ndarray) -> np.ndarray:
     """Evaluate `nodes` instances of a gate for each of `rows` rows: one message each way.
 
     inputs: planes [nodes, bits, words], in the order on the wire: the inputs that this party knows,

@@ -28,7 +28,8 @@ def products(gate: Gate, rows: int, nodes: int) -> int:
 
 
 def price(cost: Cost, bit_products: int) -> int:
-    """Return the worth of rounds, bytes (both ways at once) and products of bits, in nanoseconds.
+    """Return the worth of rounds, bytes (both ways at once) and products of bits, in
+    nanoseconds.
     """
     sent = max(cost.client_to_provider, cost.provider_to_client)
     return ROUND * cost.rounds + BYTE * sent + PRODUCT * bit_products

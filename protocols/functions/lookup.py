@@ -69,4 +69,3 @@ def spread(numbers: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """
     narrow = numbers.reshape(*numbers.shape, *(1 for _ in shape))
     return np.array(np.broadcast_to(narrow, (*numbers.shape, *shape)))
-

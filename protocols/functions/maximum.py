@@ -118,9 +118,14 @@ def maximum_cost(
 
 
 def correct_maximum(
-    party: SimulatedParty, difference: np.ndarray, n: int, bits: int, width: int = 64,
-    kinds: int = 1, widest: int = MAX_FAN_IN,
-) -> None:  # fmt: skip
+    party: SimulatedParty,
+    difference: np.ndarray,
+    n: int,
+    bits: int,
+    width: int = 64,
+    kinds: int = 1,
+    widest: int = MAX_FAN_IN,
+) -> None:
     """Add `difference` (words [rows]) to what `maximum_words` gives last of rows of n > 1 words:
     the last match adds products to its first word, and the first of them changes.
     """
@@ -164,10 +169,12 @@ def _winners(party: Party, less: np.ndarray, fan_in: int) -> np.ndarray:
     count = less.shape[1]
     smaller = {pair: to_planes(bits, 1)[0] for pair, bits in zip(pairs(fan_in), less, strict=True)}
     negated = ~np.uint64(0) if party.rank == CLIENT else np.uint64(0)
-    inputs = np.stack([
-        [smaller[j, i] if j < i else smaller[i, j] ^ negated for j in range(fan_in) if j != i]
-        for i in range(1, fan_in)
-    ])  # fmt: skip
+    inputs = np.stack(
+        [
+            [smaller[j, i] if j < i else smaller[i, j] ^ negated for j in range(fan_in) if j != i]
+            for i in range(1, fan_in)
+        ]
+    )
     planes = evaluate(party, all_of(fan_in - 1), count, fan_in - 1, inputs)
     return np.stack([from_planes(plane, count) for plane in planes])
 

@@ -35,13 +35,7 @@ from protocols.arithmetic.product import scale_rows, sum_squares
 from protocols.arithmetic.projection import LONGEST, bound, least_bits, project
 from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
-from protocols.functions.exponential import (
-    COARSE,
-    FINE_BITS,
-    REACH,
-    bound_of,
-    exponentials_below,
-)
+from protocols.functions.exponential import COARSE, FINE_BITS, REACH, bound_of, exponentials_below
 from protocols.functions.in_range import count_outside
 from protocols.functions.piecewise import Lines, Quadratics, evaluate, lines, quadratics
 from spu_llm.core.approx import approximation
@@ -58,22 +52,41 @@ GELU = {
     ),
     6: Quadratics(
         (-50, -21, -10, 9, 20, 49),
-        ((-2812, -16819, -25423), (9586, 14301, -5736), (24751, 32768, 53),
-         (9586, 51235, -5736), (-2812, 82355, -25423)),
+        (
+            (-2812, -16819, -25423),
+            (9586, 14301, -5736),
+            (24751, 32768, 53),
+            (9586, 51235, -5736),
+            (-2812, 82355, -25423),
+        ),
         error=0.003,
     ),
     8: Quadratics(
         (-54, -35, -20, -10, 9, 19, 34, 53),
-        ((-1787, -11491, -18587), (-2166, -14652, -23639), (10316, 15540, -5232),
-         (24751, 32768, 53), (10316, 49996, -5232), (-2166, 80188, -23639),
-         (-1787, 77027, -18587)),
+        (
+            (-1787, -11491, -18587),
+            (-2166, -14652, -23639),
+            (10316, 15540, -5232),
+            (24751, 32768, 53),
+            (10316, 49996, -5232),
+            (-2166, 80188, -23639),
+            (-1787, 77027, -18587),
+        ),
         error=0.0021,
     ),
     10: Quadratics(
         (-59, -44, -23, -15, -8, 7, 14, 22, 43, 58),
-        ((-736, -5219, -9283), (-3104, -18015, -26608), (4621, 3645, -11358),
-         (15712, 23853, -2109), (25237, 32768, 22), (15712, 41683, -2109),
-         (4621, 61891, -11358), (-3104, 83551, -26608), (-736, 70755, -9283)),
+        (
+            (-736, -5219, -9283),
+            (-3104, -18015, -26608),
+            (4621, 3645, -11358),
+            (15712, 23853, -2109),
+            (25237, 32768, 22),
+            (15712, 41683, -2109),
+            (4621, 61891, -11358),
+            (-3104, 83551, -26608),
+            (-736, 70755, -9283),
+        ),
         error=0.0011,
     ),
 }
@@ -85,25 +98,44 @@ SILU = {
     ),
     6: Quadratics(
         (-105, -32, -15, 14, 31, 104),
-        ((-894, -10831, -33813), (5815, 15241, -8196), (15429, 32768, 81),
-         (5815, 50295, -8196), (-894, 76367, -33813)),
+        (
+            (-894, -10831, -33813),
+            (5815, 15241, -8196),
+            (15429, 32768, 81),
+            (5815, 50295, -8196),
+            (-894, 76367, -33813),
+        ),
         error=0.0098,
     ),
     8: Quadratics(
         (-136, -85, -33, -15, 14, 32, 84, 135),
-        ((-207, -3306, -13385), (-992, -11510, -34915), (5563, 14570, -8623),
-         (15429, 32768, 81), (5563, 50966, -8623), (-992, 77046, -34915),
-         (-207, 68842, -13385)),
+        (
+            (-207, -3306, -13385),
+            (-992, -11510, -34915),
+            (5563, 14570, -8623),
+            (15429, 32768, 81),
+            (5563, 50966, -8623),
+            (-992, 77046, -34915),
+            (-207, 68842, -13385),
+        ),
         error=0.0037,
     ),
     10: Quadratics(
         (-132, -81, -38, -24, -12, 11, 23, 37, 80, 131),
-        ((-249, -3863, -15211), (-1067, -12073, -35933), (2294, 3413, -18000),
-         (8990, 22965, -3623), (15757, 32768, 35), (8990, 42571, -3623), (2294, 62123, -18000),
-         (-1067, 77609, -35933), (-249, 69399, -15211)),
+        (
+            (-249, -3863, -15211),
+            (-1067, -12073, -35933),
+            (2294, 3413, -18000),
+            (8990, 22965, -3623),
+            (15757, 32768, 35),
+            (8990, 42571, -3623),
+            (2294, 62123, -18000),
+            (-1067, 77609, -35933),
+            (-249, 69399, -15211),
+        ),
         error=0.0023,
     ),
-}  # fmt: skip
+}
 # What models compute with. Most inputs are within 4, where more thresholds of SiLU add nothing: for
 # a normal density of deviation 1.5 the root mean square error of SILU[6] and of SILU[8] is 1.1e-3;
 # for one of deviation 3 it is 1.7e-3 and 1.0e-3.
@@ -188,9 +220,14 @@ def norm_high(width: int) -> float:
 
 
 def _rms_norm(
-    x: Array, *others: Array, epsilon: float, gain: float = 1.0, low: float = NORM_LOW,
-    high: float | None = None, longest: Sequence[float] = (),
-) -> tuple[Array, Array]:  # fmt: skip
+    x: Array,
+    *others: Array,
+    epsilon: float,
+    gain: float = 1.0,
+    low: float = NORM_LOW,
+    high: float | None = None,
+    longest: Sequence[float] = (),
+) -> tuple[Array, Array]:
     mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
     normed = x * (jax.lax.rsqrt(mean_square + epsilon) * gain)
     outside = _outside(mean_square, low, high or norm_high(x.shape[-1]))
@@ -230,16 +267,26 @@ def norm_lines(
         return gain / np.sqrt(s / d + epsilon)
 
     function = lines(
-        of_sum, low * d, high * d, 2 * FRAC_BITS, position_out, _NORM_PIECES,
+        of_sum,
+        low * d,
+        high * d,
+        2 * FRAC_BITS,
+        position_out,
+        _NORM_PIECES,
         max(bits, least_bits(d)),
-    )  # fmt: skip
+    )
     return function, position_out
 
 
 def _rms_norm_on_shares(
-    x: Any, *others: Any, epsilon: float, gain: float = 1.0, low: float = NORM_LOW,
-    high: float | None = None, longest: Sequence[float] = (),
-) -> tuple[Any, Any]:  # fmt: skip
+    x: Any,
+    *others: Any,
+    epsilon: float,
+    gain: float = 1.0,
+    low: float = NORM_LOW,
+    high: float | None = None,
+    longest: Sequence[float] = (),
+) -> tuple[Any, Any]:
     """Normalise rows on shares. 1. The sum of squares (unscaled), mod 2^64. 2. Its root's inverse,
     and whether it and the projections of all rows are in range. 3. Rows times the inverse.
     """
@@ -312,9 +359,7 @@ def score_bits(largest: float, secret: bool = False) -> int:
 _SCORE_BITS = score_bits(511)
 
 
-def softmax_weights(
-    scores: Any, visible: Any = None, bits: int = _SCORE_BITS
-) -> tuple[Any, Any]:
+def softmax_weights(scores: Any, visible: Any = None, bits: int = _SCORE_BITS) -> tuple[Any, Any]:
     """Compute unnormalised weights exp(z - m) [rows, n] of the rows z of scores, from 0 to 1, and m
     [rows], as words of `bits` bits in units of 1/16.
 

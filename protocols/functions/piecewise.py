@@ -164,9 +164,14 @@ _TOP_BITS = 8  # of the lower end, in units; fewer for a range that needs more
 
 
 def lines(
-    f: Function, low: float, high: float, position: int, position_out: int, per_octave: int = 16,
+    f: Function,
+    low: float,
+    high: float,
+    position: int,
+    position_out: int,
+    per_octave: int = 16,
     least_bits: int = 9,
-) -> Lines:  # fmt: skip
+) -> Lines:
     """Fit lines to a convex, falling f. With 16 per octave the error is about 1e-4 of 1/sqrt(x) and
     2.5e-4 of 1/x, plus what `position_out` fraction bits leave of the smallest result. Comparisons
     have `least_bits` bits at least.
@@ -211,9 +216,15 @@ def lines(
         intercepts.append(int(np.round(value * 2.0**scale)) - int(np.round(words * middle / step)))
     # Below the range and above it, the nearest piece.
     fitted = Lines(
-        drop, bits, thresholds, cut, Table.of([slopes[0], *slopes, slopes[-1]]),
-        Table.of([intercepts[0], *intercepts, intercepts[-1]]), shift, 0.0,
-    )  # fmt: skip
+        drop,
+        bits,
+        thresholds,
+        cut,
+        Table.of([slopes[0], *slopes, slopes[-1]]),
+        Table.of([intercepts[0], *intercepts, intercepts[-1]]),
+        shift,
+        0.0,
+    )
     error = _error(fitted, f, position, position_out)
     if error > MAX_ERROR:
         raise ValueError(f"{too_wide}: they would be off by {error:.1%}")
@@ -229,9 +240,12 @@ def _error(fitted: Lines, f: Function, position: int, position_out: int) -> floa
     scale = 2.0 ** (position_out + fitted.shift)
     edges = np.array(fitted.thresholds) * unit
     pieces = zip(
-        fitted.slopes.entries()[1:-1], fitted.intercepts.entries()[1:-1],
-        edges[:-1], edges[1:] + unit, strict=True,
-    )  # fmt: skip
+        fitted.slopes.entries()[1:-1],
+        fitted.intercepts.entries()[1:-1],
+        edges[:-1],
+        edges[1:] + unit,
+        strict=True,
+    )
     for slope, intercept, a, b in pieces:
         x = np.linspace(a, b, 65)
         off = np.abs((slope * (x / step) + intercept) / scale - f(x))
@@ -240,9 +254,7 @@ def _error(fitted: Lines, f: Function, position: int, position_out: int) -> floa
     return worst
 
 
-def evaluate(
-    x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()
-) -> tuple[Any, Any]:
+def evaluate(x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()) -> tuple[Any, Any]:
     """Compute the function of shared words x [...] (floats by type) in words of `position_out`
     fraction bits, and a shared int32 that is zero if every x is in [low, high), for all 64-bit
     words x: up to a unit of the thresholds, a word out of that range makes it positive.

@@ -266,9 +266,14 @@ def _combine(
 
 
 def _stream(
-    hashed: TweakedHash, batch: Batch, row: np.ndarray, use: int, started: np.ndarray,
-    key: np.ndarray, place: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    hashed: TweakedHash,
+    batch: Batch,
+    row: np.ndarray,
+    use: int,
+    started: np.ndarray,
+    key: np.ndarray,
+    place: np.ndarray,
+) -> np.ndarray:
     """Compute pads of the keys numbered `key` at places: [rows, keys, places, words of a slot].
 
     place: places [places] that all keys share, consecutive and from the start of a block, or one of

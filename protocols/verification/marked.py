@@ -92,13 +92,9 @@ class Marked:
         """
         return gumbel(stream.uniform((drafts + 1, vocab))).astype(np.float32)
 
-    def verify(
-        self, logits: Array, client: ClientInput, provider: Array
-    ) -> tuple[Outcome, Array]:
+    def verify(self, logits: Array, client: ClientInput, provider: Array) -> tuple[Outcome, Array]:
         bits = self.sampling.difference_bits + 1  # noise spreads less than logits do
-        return race.verify(
-            logits + provider, client.drafts, bits, hide_progress=self.hide_progress
-        )
+        return race.verify(logits + provider, client.drafts, bits, hide_progress=self.hide_progress)
 
     def resolve(
         self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]

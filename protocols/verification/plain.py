@@ -33,9 +33,12 @@ class Plain:
         return None
 
     def resolve(
-        self, outcome: np.ndarray, drafts: Sequence[int], q: np.ndarray,
+        self,
+        outcome: np.ndarray,
+        drafts: Sequence[int],
+        q: np.ndarray,
         uniform: Callable[[], float],
-    ) -> tuple[int, int]:  # fmt: skip
+    ) -> tuple[int, int]:
         """Return the number of accepted drafts and the token after them. `outcome`: logits
         [d + 1, vocab], of the place of every draft and of the place after.
         """

@@ -107,9 +107,7 @@ class Post:
     def provider_input(self, drafts: int, vocab: int, stream: Prg) -> None:
         return None
 
-    def verify(
-        self, logits: Array, client: ClientInput, provider: None
-    ) -> tuple[Outcome, Array]:
+    def verify(self, logits: Array, client: ClientInput, provider: None) -> tuple[Outcome, Array]:
         weights = softmax_weights(logits, bits=self.sampling.difference_bits)
         return verify(weights, client, self.sampling, naive=self.naive)
 

@@ -93,9 +93,7 @@ class Race:
         places = range(position, position + len(drafts) + 1) if self.noise else ()
         return brought(drafts, [self._noise(q.shape[1], place, streams) for place in places])
 
-    def drafted(
-        self, logits: np.ndarray, noise: np.ndarray | None
-    ) -> tuple[int, np.ndarray]:
+    def drafted(self, logits: np.ndarray, noise: np.ndarray | None) -> tuple[int, np.ndarray]:
         """Return the winner of the public model's logits [vocab] under noise [vocab], and q."""
         q = self.sampling.distribution(logits)
         if noise is None:
@@ -106,9 +104,7 @@ class Race:
     def provider_input(self, drafts: int, vocab: int, stream: Prg) -> None:
         return None
 
-    def verify(
-        self, logits: Array, client: ClientInput, provider: None
-    ) -> tuple[Outcome, Array]:
+    def verify(self, logits: Array, client: ClientInput, provider: None) -> tuple[Outcome, Array]:
         if client.noise is not None:
             logits = logits + client.noise
         bits = self.sampling.difference_bits + int(self.noise)  # noise spreads less than logits do

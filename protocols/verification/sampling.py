@@ -151,7 +151,8 @@ integers Q_d >= 1; r: random integers r', joint or the client's own. All of one 
 
 
 def _residual_two_party(party: Party, weights: Value, q: Value, *, widths: Widths) -> Arith:
-    """Compute the residual. 1. Q_x Z. 2. The sign of W_x 2^draft - Q_x Z. 3. Zero where negative.
+    """Compute the residual. 1. Q_x Z. 2. The sign of W_x 2^draft - Q_x Z. 3. Zero where
+    negative.
     """
     share, q_ = as_arith(party, weights), as_arith(party, q).words
     totals = np.broadcast_to(share.words.sum(axis=-1, keepdims=True), share.shape)

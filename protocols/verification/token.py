@@ -94,7 +94,7 @@ class Token:
     def client_input(
         self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
     ) -> ClientInput:
-        distributions = np.concatenate([q, np.zeros((1, q.shape[1]))]) * 2.0 ** Widths.draft
+        distributions = np.concatenate([q, np.zeros((1, q.shape[1]))]) * 2.0**Widths.draft
         secret = _secret(len(drafts), streams.sampling)
         return ClientInput(np.array(drafts, np.int32), distributions.astype(np.int32), secret)
 

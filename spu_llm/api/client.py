@@ -70,10 +70,17 @@ class CompletionOptions:
     def request(self, prompt_tokens: int, prefix: Sequence[int], draft_length: int) -> Request:
         """Return what both parties know of such a completion."""
         return Request(
-            prompt_tokens, self.max_new_tokens, draft_length, self.temperature, self.verify,
-            self.top_k, self.top_p, candidates=self.candidates, show_progress=self.show_progress,
+            prompt_tokens,
+            self.max_new_tokens,
+            draft_length,
+            self.temperature,
+            self.verify,
+            self.top_k,
+            self.top_p,
+            candidates=self.candidates,
+            show_progress=self.show_progress,
             public_prefix=tuple(prefix),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,14 @@ class Client:
     provider: Provider
 
     def complete(
-        self, prompt: str, options: CompletionOptions = CompletionOptions(),  # noqa: B008 - frozen
-        on_event: OnEvent = lambda event: None, *,
-        on_wait: Callable[[str], None] = lambda words: None, started: float | None = None,
-    ) -> Completion:  # fmt: skip
+        self,
+        prompt: str,
+        options: CompletionOptions = CompletionOptions(),
+        on_event: OnEvent = lambda event: None,
+        *,
+        on_wait: Callable[[str], None] = lambda words: None,
+        started: float | None = None,
+    ) -> Completion:
         """Complete a secret prompt with the provider's private model.
 
         The client learns the emitted tokens; the provider the prompt's length in tokens, the
@@ -111,11 +122,14 @@ class Client:
             return complete(call, on_event, on_wait)
 
     def chat(
-        self, messages: Sequence[Message],
-        options: CompletionOptions = CompletionOptions(max_new_tokens=256),  # noqa: B008 - frozen
-        on_event: OnEvent = lambda event: None, *,
-        on_wait: Callable[[str], None] = lambda words: None, started: float | None = None,
-    ) -> Completion:  # fmt: skip
+        self,
+        messages: Sequence[Message],
+        options: CompletionOptions = CompletionOptions(max_new_tokens=256),
+        on_event: OnEvent = lambda event: None,
+        *,
+        on_wait: Callable[[str], None] = lambda words: None,
+        started: float | None = None,
+    ) -> Completion:
         """Answer a chat by the model's own template; each call prefills the whole chat.
 
         The provider learns what `complete` tells it, and in the clear what the template writes
@@ -141,10 +155,15 @@ class Client:
         options.request(1, (), options.draft_length).check_options()
 
     def prepare(
-        self, prompt: str | int, options: CompletionOptions = CompletionOptions(),  # noqa: B008
-        on_event: OnEvent = lambda event: None, *, steps: int | None = None,
-        disk_bytes: int | None = None, look: Look = lambda: None,
-    ) -> Prepared:  # fmt: skip
+        self,
+        prompt: str | int,
+        options: CompletionOptions = CompletionOptions(),
+        on_event: OnEvent = lambda event: None,
+        *,
+        steps: int | None = None,
+        disk_bytes: int | None = None,
+        look: Look = lambda: None,
+    ) -> Prepared:
         """Make correlated randomness for a completion to come, which takes it from the same pool.
 
         The provider learns the prompt's length and the options, as of that completion. prompt: one
@@ -165,9 +184,14 @@ class Client:
         request = _to_come(options.request(length, public, drafts), steps)
         with self._with_key(options) as provider:
             return prepare(
-                request, text.tokenizer, provider, on_event, disk_bytes, look,
+                request,
+                text.tokenizer,
+                provider,
+                on_event,
+                disk_bytes,
+                look,
                 text_format=text.digest,
-            )  # fmt: skip
+            )
 
     def check_preparation(
         self, prompt: str | int, options: CompletionOptions, steps: int | None
@@ -180,26 +204,44 @@ class Client:
         _to_come(options.request(length, (), options.draft_length), steps or 0).check_options()
 
     def _call(
-        self, provider: Provider, text: KeptFormat, prefix: Sequence[int], tokens: list[int],
-        options: CompletionOptions, marking: Marking | None, started: float,
-    ) -> CompletionCall:  # fmt: skip
+        self,
+        provider: Provider,
+        text: KeptFormat,
+        prefix: Sequence[int],
+        tokens: list[int],
+        options: CompletionOptions,
+        marking: Marking | None,
+        started: float,
+    ) -> CompletionCall:
         drafting = self._drafting(options, text.text.tokenizer)
         inputs = ClientInputs(
-            tokens, str(text.path), list(options.stop), options.seed,
+            tokens,
+            str(text.path),
+            list(options.stop),
+            options.seed,
             options.seed if provider.server is None else None,
             None if marking is None else marking.mark,
-            None if drafting.directory is None else str(drafting.directory), drafting.ngrams,
-        )  # fmt: skip
+            None if drafting.directory is None else str(drafting.directory),
+            drafting.ngrams,
+        )
         return CompletionCall(
-            options.request(len(tokens), prefix, drafting.length), inputs, provider,
-            text.text.tokenizer, text, marking=marking, started=started,
-        )  # fmt: skip
+            options.request(len(tokens), prefix, drafting.length),
+            inputs,
+            provider,
+            text.text.tokenizer,
+            text,
+            marking=marking,
+            started=started,
+        )
 
     def _drafting(self, options: CompletionOptions, tokenizer: Tokenizer) -> Drafting:
         return Drafting.of(
-            tokenizer, options.draft_length, options.draft_model, options.drafts,
+            tokenizer,
+            options.draft_length,
+            options.draft_model,
+            options.drafts,
             marked=options.verify == MARKED,
-        )  # fmt: skip
+        )
 
     @contextmanager
     def _with_key(self, options: CompletionOptions) -> Iterator[Provider]:

@@ -143,11 +143,18 @@ def complete(
     text = call.text
     with _first(provider, on_wait), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
-            server, call.program, call.request, inputs, heard,
-            tokenizer=call.tokenizer, text_format=None if text is None else text.text.digest,
-            reads=reads_of(text, models), pool=pool,
-            hint_cache=provider.hint_cache, jobs=provider.jobs,
-        )  # fmt: skip
+            server,
+            call.program,
+            call.request,
+            inputs,
+            heard,
+            tokenizer=call.tokenizer,
+            text_format=None if text is None else text.text.digest,
+            reads=reads_of(text, models),
+            pool=pool,
+            hint_cache=provider.hint_cache,
+            jobs=provider.jobs,
+        )
         return _completion(call, pool, outcome, agreed, first_token[0])
 
 
@@ -157,9 +164,7 @@ def reads_of(text: KeptFormat | None, models: Sequence[Path]) -> list[Path]:
     return files if text is None else [*files, text.path]
 
 
-def _first(
-    provider: Provider, on_wait: Callable[[str], None]
-) -> AbstractContextManager[None]:
+def _first(provider: Provider, on_wait: Callable[[str], None]) -> AbstractContextManager[None]:
     """Nothing is made in the background, in the client's directory, meanwhile."""
     if (directory := provider.client_pool) is None:
         return nullcontext()
@@ -217,12 +222,14 @@ Phases = dict[str, list[str]]  # names of sums, and the phases that each adds up
 def payload(traffic: dict[str, Any], phases: Phases) -> dict[str, BothWays]:
     """Return the payload bytes of a client's phases, by direction."""
     return {
-        name: BothWays(*(
-            sum(int(traffic[phase][way]) for phase in some)
-            for way in ("sent_bytes", "received_bytes")
-        ))
+        name: BothWays(
+            *(
+                sum(int(traffic[phase][way]) for phase in some)
+                for way in ("sent_bytes", "received_bytes")
+            )
+        )
         for name, some in phases.items()
-    }  # fmt: skip
+    }
 
 
 def messages(traffic: dict[str, Any], phases: Phases) -> dict[str, int]:

@@ -20,9 +20,13 @@ class Drafting:
 
     @staticmethod
     def of(
-        tokenizer: Tokenizer, length: int, model: Path | None, by: str | None, *,
+        tokenizer: Tokenizer,
+        length: int,
+        model: Path | None,
+        by: str | None,
+        *,
         marked: bool = False,
-    ) -> Drafting:  # fmt: skip
+    ) -> Drafting:
         """Return what drafts a text with this tokenizer.
 
         length: drafts of a step, 0 for none. model: directory of a public model with the same
@@ -35,9 +39,7 @@ class Drafting:
         if by not in (None, "model", "ngram", "both"):
             raise InputError(f"--drafts must be model, ngram or both, found {by!r}")
         if by == "ngram" and model is not None:
-            raise InputError(
-                "--drafts ngram takes no draft model; leave it or --draft-model out"
-            )
+            raise InputError("--drafts ngram takes no draft model; leave it or --draft-model out")
         directory = None if by == "ngram" else _model(model, tokenizer)
         if directory is None and by in ("model", "both"):
             raise InputError(

@@ -38,17 +38,19 @@ class Marking:
         """Return what the worker has to know."""
         scheme = self.scheme
         return Mark(
-            [key.secret.hex() for key in self.keys], scheme.ngram,
-            [history.packed().hex() for history in self.histories], scheme.method,
-            scheme.units, scheme.family.name, scheme.family.k,
-        ).rules  # fmt: skip
+            [key.secret.hex() for key in self.keys],
+            scheme.ngram,
+            [history.packed().hex() for history in self.histories],
+            scheme.method,
+            scheme.units,
+            scheme.family.name,
+            scheme.family.k,
+        ).rules
 
     @property
     def told(self) -> dict[str, Any]:
         """Return what anybody may know."""
-        return {
-            "method": self.scheme.method, "ngram": self.scheme.ngram, "keys": len(self.keys)
-        }  # fmt: skip
+        return {"method": self.scheme.method, "ngram": self.scheme.ngram, "keys": len(self.keys)}
 
     def noted(self, event: dict[str, Any]) -> bool:
         """Add what an event says was used of the keys to their histories; return whether it did."""

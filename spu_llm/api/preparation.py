@@ -91,10 +91,17 @@ def prepare(
 
     with provider.reached() as (server, pool):
         outcome, agreed = run_as_client(
-            server, program, request, on_event=heard, tokenizer=tokenizer,
-            text_format=text_format, pool=pool, hint_cache=provider.hint_cache,
-            jobs=provider.jobs, look=look,
-        )  # fmt: skip
+            server,
+            program,
+            request,
+            on_event=heard,
+            tokenizer=tokenizer,
+            text_format=text_format,
+            pool=pool,
+            hint_cache=provider.hint_cache,
+            jobs=provider.jobs,
+            look=look,
+        )
     result = outcome.result
     if result["step_lacks_bytes"]:
         raise _no_room(request, provider, result)
@@ -124,7 +131,7 @@ def _no_room(request: Ahead, provider: Provider, result: dict[str, Any]) -> NoRo
         f"a prompt of {request.prompt_tokens} tokens and one step take "
         f"{mb(halves * result['step_lacks_bytes'])} more, but {least}"
     )
- 
+
 
 def limiting(room_bytes: dict[str, int | None]) -> str:
     """Return the role of the party that has the least room; the client where none has less."""

@@ -36,25 +36,39 @@ class Provider:
 
     @staticmethod
     def here(
-        model: Path | str, *, network: str = "local", pool: Path | str | None = None,
-        jobs: int | None = None, ranges: Path | str | None = None,
-    ) -> Provider:  # fmt: skip
+        model: Path | str,
+        *,
+        network: str = "local",
+        pool: Path | str | None = None,
+        jobs: int | None = None,
+        ranges: Path | str | None = None,
+    ) -> Provider:
         """Return a provider that runs as a process on this machine for each session: a rehearsal,
         in which both parties are this user's. `jobs`: half of the cores by default. InputError for
         what cannot be used.
         """
         _check(network, jobs, HINT_CACHE_BYTES)
         return Provider(
-            network, None, Path(model), path_of(pool), own_cores(2) if jobs is None else jobs,
+            network,
+            None,
+            Path(model),
+            path_of(pool),
+            own_cores(2) if jobs is None else jobs,
             ranges=path_of(ranges),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def at(
-        address: str, *, identity: Path | str | None = None, trust: Path | str | None = None,
-        insecure: bool = False, network: str = "local", pool: Path | str | None = None,
-        jobs: int | None = None, hint_cache: int = HINT_CACHE_BYTES,
-    ) -> Provider:  # fmt: skip
+        address: str,
+        *,
+        identity: Path | str | None = None,
+        trust: Path | str | None = None,
+        insecure: bool = False,
+        network: str = "local",
+        pool: Path | str | None = None,
+        jobs: int | None = None,
+        hint_cache: int = HINT_CACHE_BYTES,
+    ) -> Provider:
         """Return the provider at HOST:PORT. identity: the directory of this party's certificate and
         key; trust: a file of certificates, of whom is trusted there; `insecure`, in place of both,
         for plain sockets on a machine that you trust. InputError for what cannot be used.
@@ -63,9 +77,13 @@ class Provider:
         own = identity_in(path_of(identity), path_of(trust), insecure=insecure)
         server = Server(*host_and_port(address, "the provider's address"), network, own)
         return Provider(
-            network, server, Path(), path_of(pool), own_cores(1) if jobs is None else jobs,
+            network,
+            server,
+            Path(),
+            path_of(pool),
+            own_cores(1) if jobs is None else jobs,
             hint_cache,
-        )  # fmt: skip
+        )
 
     @property
     def halves(self) -> int:
@@ -94,8 +112,13 @@ class Provider:
             return
         pool = self._own_pools[PROVIDER]
         with local_provider(
-            self.model, self.network, sampling_seed=sampling_seed, pool=pool, jobs=self.jobs,
-            mark=self.mark, ranges=self.ranges,
+            self.model,
+            self.network,
+            sampling_seed=sampling_seed,
+            pool=pool,
+            jobs=self.jobs,
+            mark=self.mark,
+            ranges=self.ranges,
         ) as server:
             yield server, self.client_pool
 

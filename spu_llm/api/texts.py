@@ -69,7 +69,5 @@ def renderer(text: KeptFormat) -> Callable[[Sequence[Message]], str]:
     that has none.
     """
     if (template := text.text.template) is None:
-        raise InputError(
-            "the provider's model has no chat template; complete text with generate"
-        )
+        raise InputError("the provider's model has no chat template; complete text with generate")
     return lambda messages: render_apart(template, messages)

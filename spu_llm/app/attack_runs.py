@@ -92,27 +92,31 @@ def layer0_two_party(wanted: Wanted) -> Iterator[Outcome]:
     made = layer0.dictionary(*model, PROMPT_TOKENS + SHARED_STEPS)
     groups = model.config.query_groups
     own = [asked_of(provider, groups) for _, provider in shares]
-    both = [
-        asked_of([a + b for a, b in zip(*of_both, strict=True)], groups) for of_both in shares
-    ]
+    both = [asked_of([a + b for a, b in zip(*of_both, strict=True)], groups) for of_both in shares]
     told = [view._replace(query=true.query) for view, true in zip(own, both, strict=True)]
     ones = np.mean(np.unpackbits(np.concatenate([_bytes(provider) for _, provider in shares])))
     yield from _solved(
-        "two-party", made, prompts, list(enumerate(own)), "from the provider's words",
+        "two-party",
+        made,
+        prompts,
+        list(enumerate(own)),
+        "from the provider's words",
         f"ones among their bits: {ones:.3%}",
-    )  # fmt: skip
+    )
     yield from _solved(
         "two-party", made, prompts, list(enumerate(told)), "from these and the true queries"
     )
     yield from _solved(
-        "two-party", made, prompts, list(enumerate(both)),
-        "from both parties' words, which nobody has", error=ON_SHARES,
-    )  # fmt: skip
+        "two-party",
+        made,
+        prompts,
+        list(enumerate(both)),
+        "from both parties' words, which nobody has",
+        error=ON_SHARES,
+    )
 
 
-def _two_parties(
-    wanted: Wanted, prompts: np.ndarray
-) -> list[tuple[list[Shares], list[Shares]]]:
+def _two_parties(wanted: Wanted, prompts: np.ndarray) -> list[tuple[list[Shares], list[Shares]]]:
     """Return shares of as many prompts as are asked for, each with some text after it."""
     asked, more = prompts[: wanted.prompts], np.roll(prompts, 1, axis=0)[: wanted.prompts]
     tokens = more[:, :SHARED_STEPS].tolist()
@@ -152,14 +156,22 @@ def _solved(
     residual = max(f.residual for _, f in found)
     said = f"{whole} of {len(found)} prompts whole; largest residual {residual:.0e}"
     yield Outcome(
-        "layer0", mode, f"the right token at the right position, {how}",
-        PROMPT_TOKENS * len(found), right, float(np.mean(chance)),
+        "layer0",
+        mode,
+        f"the right token at the right position, {how}",
+        PROMPT_TOKENS * len(found),
+        right,
+        float(np.mean(chance)),
         notes=f"{said}; {notes}" if notes else said,
-    )  # fmt: skip
+    )
     yield Outcome(
-        "layer0", mode, f"a token of the prompt, wherever it stands, {how}",
-        PROMPT_TOKENS * len(found), alike, float(np.mean(bags)),
-    )  # fmt: skip
+        "layer0",
+        mode,
+        f"a token of the prompt, wherever it stands, {how}",
+        PROMPT_TOKENS * len(found),
+        alike,
+        float(np.mean(bags)),
+    )
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
@@ -220,8 +232,7 @@ def recompute_two_party(wanted: Wanted) -> Iterator[Outcome]:
                 "by both parties' words, which nobody has": both,
             }
             distances = {
-                how: recompute.by_first_layer(made, view, candidates)
-                for how, view in away.items()
+                how: recompute.by_first_layer(made, view, candidates) for how, view in away.items()
             }
             _judge(hits, name, candidates, right, distances)
     yield from _judged("two-party", hits)
@@ -243,9 +254,7 @@ def _candidates(
     others = source.choice(_others(prompts, i), min(CANDIDATES, len(prompts)) - 1, replace=False)
     where = int(source.integers(len(others) + 1))
     yield "other prompts", np.insert(others, where, prompts[i], axis=0), where
-    spelt[np.arange(len(spelt)) != at, place] = source.choice(
-        wrong, len(spelt) - 1, replace=False
-    )
+    spelt[np.arange(len(spelt)) != at, place] = source.choice(wrong, len(spelt) - 1, replace=False)
     yield "one token replaced", spelt, at
 
 
@@ -260,9 +269,13 @@ def _judge(
 def _judged(mode: str, hits: Hits) -> Iterator[Outcome]:
     for (name, count, how), found in hits.items():
         yield Outcome(
-            "recompute", mode, f"the right one of {count} candidates ({name}), {how}",
-            len(found), sum(found), 1 / count,
-        )  # fmt: skip
+            "recompute",
+            mode,
+            f"the right one of {count} candidates ({name}), {how}",
+            len(found),
+            sum(found),
+            1 / count,
+        )
 
 
 # ---- lengths
@@ -322,16 +335,20 @@ def _by_length(
     source, fields = np.random.default_rng([wanted.seed, 1]), ("prompt", "generated")
     if by != "both":
         fields = (by,)  # type: ignore[assignment]
-    right = sum(
-        length.guess(one, candidates, source, fields) == i for i, one in enumerate(seen)
-    )
+    right = sum(length.guess(one, candidates, source, fields) == i for i, one in enumerate(seen))
     alone = len({tuple(getattr(one, field) for field in fields) for one in candidates})
     how = {
-        "prompt": "the prompt's length", "generated": "the number of generated tokens",
+        "prompt": "the prompt's length",
+        "generated": "the number of generated tokens",
         "both": "the prompt's length and the number of generated tokens",
-    }  # fmt: skip
+    }
     said = f"{alone} different ones among the candidates"
     return Outcome(
-        "length", mode, f"the right one of {len(candidates)} prompts, by {how[by]} alone",
-        len(seen), right, 1 / len(candidates), notes=f"{said}; {notes}" if notes else said,
-    )  # fmt: skip
+        "length",
+        mode,
+        f"the right one of {len(candidates)} prompts, by {how[by]} alone",
+        len(seen),
+        right,
+        1 / len(candidates),
+        notes=f"{said}; {notes}" if notes else said,
+    )

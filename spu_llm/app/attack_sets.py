@@ -60,9 +60,8 @@ def _published(variant: str) -> Obfuscate:
 
 
 def _sent(
-    wanted: Wanted, setting: Setting, draw: Callable[[Setting], Prompt | None],
-    obfuscate: Obfuscate,
-) -> tuple[list[Sent], int]:  # fmt: skip
+    wanted: Wanted, setting: Setting, draw: Callable[[Setting], Prompt | None], obfuscate: Obfuscate
+) -> tuple[list[Sent], int]:
     """Return the sets that are asked for, and how many prompts were refused for want of fakes."""
     found: list[Sent] = []
     refused = 0
@@ -94,19 +93,21 @@ def _outcome(
         LIMITS.bound(n) if mode == "repaired" else published.claimed_bound(EPSILON, spans, n)
         for n in fakes
     ]
-    return Outcome(
-        attack, mode, what, len(sent), successes, chance, float(np.mean(bounds)), notes
-    )
+    return Outcome(attack, mode, what, len(sent), successes, chance, float(np.mean(bounds)), notes)
 
 
 # ---- runs
 
 
 def _guessed(
-    wanted: Wanted, attack: str, mode: str, what: str, obfuscate: Obfuscate,
+    wanted: Wanted,
+    attack: str,
+    mode: str,
+    what: str,
+    obfuscate: Obfuscate,
     guess: Callable[[Setting, Sent], int],
     draw: Callable[[Setting], Prompt | None] = of_text,
-) -> Iterator[Outcome]:  # fmt: skip
+) -> Iterator[Outcome]:
     """Yield the outcome of one guess for each prompt's set."""
     setting = setting_of(wanted.model, wanted.seed)
     sent, _ = _sent(wanted, setting, draw, obfuscate)
@@ -123,9 +124,7 @@ def posterior_repaired(wanted: Wanted) -> Iterator[Outcome]:
     yield from _posterior(wanted, "repaired", "", partial(_repaired, limits=QUICK))
 
 
-def _posterior(
-    wanted: Wanted, mode: str, more: str, obfuscate: Obfuscate
-) -> Iterator[Outcome]:
+def _posterior(wanted: Wanted, mode: str, more: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
     fewer = replace(wanted, prompts=max(2, wanted.prompts // 5))
     # The bound is about the first: that takes more of them.
     laws = (("the public model's law", of_law, wanted), ("real text", of_text, fewer))
@@ -135,25 +134,36 @@ def _posterior(
         guesses = [sets.by_likelihood(setting.public, setting.owner, s) for s in sent]
         best, hits, tries = sets.best_of(guesses, [s.own for s in sent])
         yield _outcome(
-            "posterior", mode, f"secrets of {law}{more}: {best}", sent[-tries:], hits,
+            "posterior",
+            mode,
+            f"secrets of {law}{more}: {best}",
+            sent[-tries:],
+            hits,
             f"the best of {len(guesses[0])} guesses on another {len(sent) - tries} prompts; "
             f"{refused} prompts were refused",
-        )  # fmt: skip
+        )
 
 
 def rank_published(wanted: Wanted) -> Iterator[Outcome]:
     yield from _guessed(
-        wanted, "rank", "published", "the row that gives the others, as printed",
+        wanted,
+        "rank",
+        "published",
+        "the row that gives the others, as printed",
         _published("printed"),
         lambda at, s: sets.by_regeneration(at.public, s, EPSILON, LIMITS.fakes),
-    )  # fmt: skip
+    )
 
 
 def rank_repaired(wanted: Wanted) -> Iterator[Outcome]:
     yield from _guessed(
-        wanted, "rank", "repaired", "the row whose fakes come again", _repaired,
+        wanted,
+        "rank",
+        "repaired",
+        "the row whose fakes come again",
+        _repaired,
         lambda at, s: sets.by_redrawing(at.public, s, LIMITS),
-    )  # fmt: skip
+    )
 
 
 def incoherent_published(wanted: Wanted) -> Iterator[Outcome]:
@@ -166,9 +176,14 @@ def incoherent_repaired(wanted: Wanted) -> Iterator[Outcome]:
 
 def _incoherent(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
     yield from _guessed(
-        wanted, "incoherent", mode, "a name that is there twice", obfuscate,
-        lambda at, s: sets.by_coherence(at.public, s), of_name,
-    )  # fmt: skip
+        wanted,
+        "incoherent",
+        mode,
+        "a name that is there twice",
+        obfuscate,
+        lambda at, s: sets.by_coherence(at.public, s),
+        of_name,
+    )
 
 
 def intersection_published(wanted: Wanted) -> Iterator[Outcome]:
@@ -181,9 +196,12 @@ def intersection_repaired(wanted: Wanted) -> Iterator[Outcome]:
     yield _intersection(wanted, setting, "repaired", "without a book of secrets", lambda: _repaired)
     # In one process it keeps account as one in a folder does.
     yield _intersection(
-        wanted, setting, "repaired", "with one (--secrets)",
+        wanted,
+        setting,
+        "repaired",
+        "with one (--secrets)",
         lambda: partial(_repaired, book=Book(None)),
-    )  # fmt: skip
+    )
 
 
 def _intersection(
@@ -251,10 +269,15 @@ def _layer0(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome
             alike = np.array([other for other in others if len(other) == len(row)])
             chances += [layer0.other_prompts_rate(found, alike)] if len(alike) else []
     yield Outcome(
-        "layer0", mode, f"the right token at the right position, of every prompt that goes out, "
-        f"after {_GENERATED} generated tokens", tries, right, float(np.mean(chances)),
+        "layer0",
+        mode,
+        f"the right token at the right position, of every prompt that goes out, "
+        f"after {_GENERATED} generated tokens",
+        tries,
+        right,
+        float(np.mean(chances)),
         notes="which of them is the user's is what the other attacks are about",
-    )  # fmt: skip
+    )
 
 
 def compact_published(wanted: Wanted) -> Iterator[Outcome]:
@@ -275,13 +298,9 @@ def _compact(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcom
     hits = 0
     for s, views in zip(sent, seen, strict=True):
         held = recompute.filled(config, weights, s.rows)
-        away = [
-            recompute.by_answers(held, view, len(s.rows), 1)[i] for i, view in enumerate(views)
-        ]
+        away = [recompute.by_answers(held, view, len(s.rows), 1)[i] for i, view in enumerate(views)]
         hits += sets.nearest(away) == s.own
-    yield _outcome(
-        "compact", mode, "the row whose answers are an exact forward's", sent, hits
-    )
+    yield _outcome("compact", mode, "the row whose answers are an exact forward's", sent, hits)
 
 
 def _seen_of(wanted: Wanted, sent: Sequence[Sent], mode: str) -> list[list[Seen]]:

@@ -34,14 +34,7 @@ from spu_llm.systems.split import ltokenizer, vocabulary
 from spu_llm.systems.split.attacks import adversarial, beginnings, reading, suite
 from spu_llm.systems.split.attacks.suite import Session, Tuned
 from spu_llm.systems.split.attacks.trained import Inverters
-from spu_llm.systems.split.attacks.views import (
-    HostView,
-    Middle,
-    Public,
-    Texts,
-    of_front,
-    of_tuning,
-)
+from spu_llm.systems.split.attacks.views import HostView, Middle, Public, Texts, of_front, of_tuning
 from spu_llm.systems.split.ends import client_ends, table_of, with_table, without_table
 from spu_llm.systems.split.secure_viewed import as_rows
 from spu_llm.systems.split.state import ClientSecrets
@@ -144,9 +137,16 @@ def mpc(wanted: Wanted) -> Iterator[Outcome]:
     ends = np.cumsum([len(sample.attacked), len(sample.alike)])
     seen, alike, prefixed = (HostView(rows[part]) for part in map(slice, [0, *ends], [*ends, None]))
     session = Session(
-        "mpc", seen, Inverters(setting.public, seed=wanted.seed), sample.attacked, PROMPT, TEMPLATE,
-        sample.others, (alike, sample.alike) if of_a9 else None, prefixed if of_a9 else None,
-    )  # fmt: skip
+        "mpc",
+        seen,
+        Inverters(setting.public, seed=wanted.seed),
+        sample.attacked,
+        PROMPT,
+        TEMPLATE,
+        sample.others,
+        (alike, sample.alike) if of_a9 else None,
+        prefixed if of_a9 else None,
+    )
     yield from _attacked(wanted, session, wanted.attacks)
 
 
@@ -156,9 +156,11 @@ def _drawn(wanted: Wanted, setting: Setting) -> Client:
     epsilon = BUDGET * config.width if wanted.epsilon is None else wanted.epsilon
     wanted.on_stage(f"codebook, {wanted.mechanism or vocabulary.DEFAULT}, epsilon {epsilon:g}")
     table = vocabulary.draw_codebook(
-        table_of(params, config), wanted.mechanism or vocabulary.DEFAULT, epsilon,
+        table_of(params, config),
+        wanted.mechanism or vocabulary.DEFAULT,
+        epsilon,
         prg.child("codebook"),
-    )  # fmt: skip
+    )
     tau = ltokenizer.Permutation.draw(config.vocab_size, prg.child("permutation"))
     return Client(*client_ends(params, config, public.split, table), tau.forward)
 

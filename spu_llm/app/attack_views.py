@@ -93,10 +93,22 @@ def of_two_parties(
 
     asked = viewed.Asked(tuple(map(len, prompts)), len(tokens[0]))
     options = provider.ServeOptions(
-        model, HOST, 0, "local", once=True, sessions=1, sessions_of_one=1,
-        limits=Limits(SESSION_MINUTES, None, None), studies=True, pool=None, disk_bytes=None,
-        disk_bytes_of_one=None, jobs=1, identity=None, exit_with_parent=False,
-    )  # fmt: skip
+        model,
+        HOST,
+        0,
+        "local",
+        once=True,
+        sessions=1,
+        sessions_of_one=1,
+        limits=Limits(SESSION_MINUTES, None, None),
+        studies=True,
+        pool=None,
+        disk_bytes=None,
+        disk_bytes_of_one=None,
+        jobs=1,
+        identity=None,
+        exit_with_parent=False,
+    )
     port = started(
         lambda on_port: provider.serve(options, on_stage, on_port, lambda e: note(PROVIDER, e))
     )
@@ -138,9 +150,13 @@ def _vault(port: int) -> Iterator[told.Place]:
     command = [*python_command("spu_llm.app.cli"), "vault", "open", "--insecure"]
     command += ["--server", f"{HOST}:{port}", "--listen", f"{HOST}:0", "--exit-with-parent"]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, start_new_session=True,
-    )  # fmt: skip
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     try:
         line = process.stdout.readline()

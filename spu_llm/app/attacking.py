@@ -43,8 +43,10 @@ ATTACKS = {
         "the first layer's keys and values follow from token and position alone: solves the "
         "linear equations of its answers for the prompt's tokens",
         {
-            "vault": _RUNS + "layer0_vault", "published": _SETS + "layer0_published",
-            "repaired": _SETS + "layer0_repaired", "two-party": _RUNS + "layer0_two_party",
+            "vault": _RUNS + "layer0_vault",
+            "published": _SETS + "layer0_published",
+            "repaired": _SETS + "layer0_repaired",
+            "two-party": _RUNS + "layer0_two_party",
         },
     ),
     "recompute": Attack(
@@ -54,8 +56,10 @@ ATTACKS = {
     "length": Attack(
         "tells candidate prompts apart by their lengths, and when their texts end",
         {
-            "vault": _RUNS + "length_vault", "published": _SETS + "length_published",
-            "repaired": _SETS + "length_repaired", "two-party": _RUNS + "length_two_party",
+            "vault": _RUNS + "length_vault",
+            "published": _SETS + "length_published",
+            "repaired": _SETS + "length_repaired",
+            "two-party": _RUNS + "length_two_party",
         },
     ),
     "posterior": Attack(
@@ -86,51 +90,81 @@ ATTACKS = {
         "spu_llm/systems/split/attacks, or those of --attack",
         {"plain": _SPLIT + "plain", "noir": _SPLIT + "noir", "mpc": _SPLIT + "mpc"},
     ),
-}  # fmt: skip
+}
 
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
-        "attack", help="what a curious model owner finds out about prompts",
+        "attack",
+        help="what a curious model owner finds out about prompts",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Runs an attack of the model's owner on real runs on this machine, with "
         "held-out text as prompts,\nand prints how often it succeeds, with 95 % intervals, beside "
         "what guessing gives.",
-        epilog="attacks:\n" + "\n".join(
+        epilog="attacks:\n"
+        + "\n".join(
             f"  {name:<12} {attack.about}\n{'':<15}(--mode {', '.join(attack.runs)})"
             for name, attack in ATTACKS.items()
         ),
-    )  # fmt: skip
+    )
     parser.add_argument("name", metavar="NAME", help=", ".join(ATTACKS))
-    parser.add_argument("--mode", required=True, metavar="MODE",
-                        help="vault: vault mode as published; published, repaired: with prompt "
-                        "obfuscation in it; two-party: generate, on shares; of split models "
-                        "plain, noir (a secret codebook), mpc (the middle on shares)"
-                        )  # fmt: skip
-    parser.add_argument("--prompts", type=int, default=PROMPTS, metavar="N",
-                        help="default: %(default)s; on shares each takes half a minute"
-                        )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, metavar="S",
-                        help="of the choice of prompts and of sampling (default: %(default)s)"
-                        )  # fmt: skip
-    parser.add_argument("--model", type=Path, metavar="DIR",
-                        help="the owner's model directory (default: the shipped one)"
-                        )  # fmt: skip
+    parser.add_argument(
+        "--mode",
+        required=True,
+        metavar="MODE",
+        help="vault: vault mode as published; published, repaired: with prompt "
+        "obfuscation in it; two-party: generate, on shares; of split models "
+        "plain, noir (a secret codebook), mpc (the middle on shares)",
+    )
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=PROMPTS,
+        metavar="N",
+        help="default: %(default)s; on shares each takes half a minute",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="of the choice of prompts and of sampling (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="the owner's model directory (default: the shipped one)",
+    )
     split = parser.add_argument_group("of split models")
-    split.add_argument("--attack", default="", metavar="NAME,...",
-                       help="a1 to a6, a8 to a12 (default: all)")  # fmt: skip
-    split.add_argument("--split", default="1,1", metavar="F,B",
-                       help="blocks of the client's front and back (default: %(default)s)"
-                       )  # fmt: skip
-    split.add_argument("--mechanism", metavar="NAME",
-                       help="of the codebook in mode noir: arr, arr-renormalised, grr, exponential "
-                       "(default: a sound one)")  # fmt: skip
-    split.add_argument("--epsilon", type=float, metavar="E",
-                       help="of the codebook, for all features together (default: 13 / 4096 each)"
-                       )  # fmt: skip
-    split.add_argument("--secrets", type=Path, metavar="DIR",
-                       help="in mode noir the codebook and the ends that spu-llm split tune made "
-                       "(default: a drawn codebook, no tuning)")  # fmt: skip
+    split.add_argument(
+        "--attack", default="", metavar="NAME,...", help="a1 to a6, a8 to a12 (default: all)"
+    )
+    split.add_argument(
+        "--split",
+        default="1,1",
+        metavar="F,B",
+        help="blocks of the client's front and back (default: %(default)s)",
+    )
+    split.add_argument(
+        "--mechanism",
+        metavar="NAME",
+        help="of the codebook in mode noir: arr, arr-renormalised, grr, exponential "
+        "(default: a sound one)",
+    )
+    split.add_argument(
+        "--epsilon",
+        type=float,
+        metavar="E",
+        help="of the codebook, for all features together (default: 13 / 4096 each)",
+    )
+    split.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="DIR",
+        help="in mode noir the codebook and the ends that spu-llm split tune made "
+        "(default: a drawn codebook, no tuning)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes as JSON")
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     parser.set_defaults(run=_run)
@@ -174,9 +208,12 @@ def _of_split(options: argparse.Namespace) -> dict[str, Any]:
     check_attacks(names)
     check_codebook(options.mechanism, options.epsilon)
     return {
-        "attacks": names, "split": tuple(split_of(options)), "mechanism": options.mechanism,
-        "epsilon": options.epsilon, "secrets": options.secrets,
-    }  # fmt: skip
+        "attacks": names,
+        "split": tuple(split_of(options)),
+        "mechanism": options.mechanism,
+        "epsilon": options.epsilon,
+        "secrets": options.secrets,
+    }
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -192,9 +229,12 @@ def _run(options: argparse.Namespace) -> None:
 
     progress = Progress()
     wanted = Wanted(
-        options.model or shipped("private"), options.prompts, options.seed, progress.stage,
+        options.model or shipped("private"),
+        options.prompts,
+        options.seed,
+        progress.stage,
         **of_split,
-    )  # fmt: skip
+    )
     run: Callable[[Wanted], Iterator[Outcome]] = resolve_name(place)
     outcomes = []
     try:
@@ -205,10 +245,15 @@ def _run(options: argparse.Namespace) -> None:
     finally:
         progress.close()
     shown = [
-        {**asdict(o), "rate": o.rate, "interval": o.interval, "by_luck": o.by_luck,
-         "at_chance": o.at_chance}
+        {
+            **asdict(o),
+            "rate": o.rate,
+            "interval": o.interval,
+            "by_luck": o.by_luck,
+            "at_chance": o.at_chance,
+        }
         for o in outcomes
-    ]  # fmt: skip
+    ]
     config = {"model": wanted.model.name, "prompts": wanted.prompts, "seed": wanted.seed}
     config |= {
         name: value if isinstance(value, float | tuple) else str(value)

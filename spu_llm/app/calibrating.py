@@ -15,17 +15,21 @@ from spu_llm.core.errors import InputError
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
-        "calibrate", help="choose the ranges of a model's activations from text of yours",
+        "calibrate",
+        help="choose the ranges of a model's activations from text of yours",
         description="Runs the model in plaintext on this machine and writes ranges.json beside its "
         "weights, or --out for serve --ranges. A prompt that leaves the ranges is refused while it "
         "runs; the ranges, powers of two, are known to clients. Give text like the prompts to "
         "come.",
-    )  # fmt: skip
+    )
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
     calibration_texts.add_options(parser, required=True)
-    parser.add_argument("--out", type=Path, metavar="FILE",
-                        help="write the ranges there: of a model's directory that nothing can be "
-                        "written into")  # fmt: skip
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the ranges there: of a model's directory that nothing can be written into",
+    )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     parser.set_defaults(run=_calibrate)
 

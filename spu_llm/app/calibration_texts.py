@@ -25,18 +25,28 @@ PART = 1024  # tokens of a text, at most, that are run at a time
 def add_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the options that `texts_of` reads."""
     given = parser.add_mutually_exclusive_group(required=required)
-    given.add_argument("--text", type=Path, metavar="FILE",
-                       help=f"UTF-8; the first {MAX_TEXTS} parts of {PART} tokens of it are used, "
-                       "or of the model's context")  # fmt: skip
-    given.add_argument("--chats", type=Path, metavar="FILE",
-                       help='a JSON object with "messages" a line, each with "role" and "content"; '
-                       f"the first {MAX_TEXTS} are put through the model's chat template"
-                       )  # fmt: skip
-    parser.add_argument("--public-prefix", default="", metavar="TEXT",
-                        help="with --text: what every text will begin with, as in generate: ranges "
-                        "need not hold for it (default: what the tokenizer puts before any text; "
-                        "with --chats: what the template puts before the first message)"
-                        )  # fmt: skip
+    given.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help=f"UTF-8; the first {MAX_TEXTS} parts of {PART} tokens of it are used, "
+        "or of the model's context",
+    )
+    given.add_argument(
+        "--chats",
+        type=Path,
+        metavar="FILE",
+        help='a JSON object with "messages" a line, each with "role" and "content"; '
+        f"the first {MAX_TEXTS} are put through the model's chat template",
+    )
+    parser.add_argument(
+        "--public-prefix",
+        default="",
+        metavar="TEXT",
+        help="with --text: what every text will begin with, as in generate: ranges "
+        "need not hold for it (default: what the tokenizer puts before any text; "
+        "with --chats: what the template puts before the first message)",
+    )
 
 
 def texts_of(options: argparse.Namespace, context: int) -> tuple[list[np.ndarray], int]:

@@ -21,24 +21,36 @@ from spu_llm.app.options import (
 
 def add_command(commands: Any) -> None:
     chat = commands.add_parser(
-        "chat", help="chat with a model, a provider's or one here",
+        "chat",
+        help="chat with a model, a provider's or one here",
         description="Takes turns until Ctrl-D; Ctrl-C ends an answer. Both parties compute on "
         "shares all that follows the model's own beginning of a chat, --system included.",
-    )  # fmt: skip
+    )
     place = chat.add_mutually_exclusive_group(required=True)
     place.add_argument("--server", metavar="HOST:PORT")
     add_folder(place, "--model", "a model directory: both parties run on this machine")
     add_ranges(chat)
     add_prompt(chat, None, "one turn, after which it ends; ")
     add_system(chat)
-    chat.add_argument("--max-new-tokens", type=int, default=256, metavar="N",
-                      help="of an answer (default: %(default)s)")  # fmt: skip
-    chat.add_argument("--temperature", type=float, default=0.7, metavar="T",
-                      help="0 is greedy (default: %(default)s)")  # fmt: skip
+    chat.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="of an answer (default: %(default)s)",
+    )
+    chat.add_argument(
+        "--temperature",
+        type=float,
+        default=0.7,
+        metavar="T",
+        help="0 is greedy (default: %(default)s)",
+    )
     drafting.add_options(chat)
     chat.add_argument("--seed", type=int, metavar="S", help="fix sampling")
-    chat.add_argument("--json", type=Path, metavar="FILE",
-                      help="with --prompt: write the result as JSON")  # fmt: skip
+    chat.add_argument(
+        "--json", type=Path, metavar="FILE", help="with --prompt: write the result as JSON"
+    )
     add_session_options(chat)
     add_jobs(chat)
     add_hint_cache(chat)

@@ -75,9 +75,10 @@ class Parser(argparse.ArgumentParser):
         if not given.startswith("-"):
             return f"found {one_line(given)!r}, which belongs to no option"
         shown = [
-            option for option, action in self._option_string_actions.items()
+            option
+            for option, action in self._option_string_actions.items()
             if action.help != argparse.SUPPRESS
-        ]  # fmt: skip
+        ]
         return f"there is no option {one_line(given)}{_nearest(given, shown)}"
 
     def error(self, message: str) -> NoReturn:
@@ -149,24 +150,40 @@ def _parser() -> Parser:
     demo.set_defaults(run=_complete, server=None)
 
     prepare = commands.add_parser(
-        "prepare", help="make material for a completion ahead of time, which it then takes",
+        "prepare",
+        help="make material for a completion ahead of time, which it then takes",
         description="Both parties make what a completion takes: on this machine, or, with "
         "--server, with a provider that was started with --pool. Give the completion the same "
         "options, a prompt of the same length, and the same --pool.",
-    )  # fmt: skip
-    add_folder(prepare, "--pool", "where it is kept: both halves, or with --server the client's",
-            required=True)  # fmt: skip
+    )
+    add_folder(
+        prepare,
+        "--pool",
+        "where it is kept: both halves, or with --server the client's",
+        required=True,
+    )
     place = prepare.add_mutually_exclusive_group()
     place.add_argument("--server", metavar="HOST:PORT")
     add_folder(place, "--model", "the provider's private model directory")
     add_ranges(prepare)
     add_prompt(prepare, PROMPT, "for its length alone (default: that of demo); ", of_length=True)
-    prepare.add_argument("--steps", type=int, metavar="K",
-                         help="default: --max-new-tokens at three a step, with --standard at one")
-    prepare.add_argument("--watch", action="store_true",
-                         help="stay, and make more when a completion has used some, until Ctrl-C")
-    prepare.add_argument("--disk", type=int, metavar="MB",
-                         help="make no more than fits, if --pool is to hold so much in all")
+    prepare.add_argument(
+        "--steps",
+        type=int,
+        metavar="K",
+        help="default: --max-new-tokens at three a step, with --standard at one",
+    )
+    prepare.add_argument(
+        "--watch",
+        action="store_true",
+        help="stay, and make more when a completion has used some, until Ctrl-C",
+    )
+    prepare.add_argument(
+        "--disk",
+        type=int,
+        metavar="MB",
+        help="make no more than fits, if --pool is to hold so much in all",
+    )
     _request_options(prepare)
     add_session_options(prepare)
     add_jobs(prepare)
@@ -217,9 +234,12 @@ def _parser() -> Parser:
 
 def _client_options(parser: argparse.ArgumentParser) -> None:
     add_prompt(parser, PROMPT)
-    parser.add_argument("--chat", action="store_true",
-                        help="the prompt is the first turn of a chat, by the model's template "
-                        "(spu-llm chat takes further ones)")  # fmt: skip
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="the prompt is the first turn of a chat, by the model's template "
+        "(spu-llm chat takes further ones)",
+    )
     add_system(parser, "with --chat: ")
     add_stop(parser)
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
@@ -233,22 +253,46 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
 def _request_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
     drafting.add_options(parser)
-    parser.add_argument("--temperature", type=float, default=0.7, metavar="T",
-                        help="0 is greedy (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--verify", default="token", metavar="VARIANT",
-                        help="token (default; gives away tokens alone), post and naive (as "
-                        "published), race; marked, of a provider that marks texts")  # fmt: skip
-    parser.add_argument("--show-progress", action="store_true",
-                        help="the provider learns how many drafts stay, step by step: somewhat "
-                        "cheaper (with --verify post and naive it always does)")  # fmt: skip
-    parser.add_argument("--top-k", type=int, default=0, metavar="K",
-                        help="draw among the K likeliest tokens (with --verify post)")  # fmt: skip
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
-                        help="draw among the likeliest that hold mass P (with --verify post)"
-                        )  # fmt: skip
-    parser.add_argument("--public-prefix", default="", metavar="TEXT",
-                        help="text before the prompt that the provider may know; it costs no "
-                        "secure prefill")  # fmt: skip
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.7,
+        metavar="T",
+        help="0 is greedy (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--verify",
+        default="token",
+        metavar="VARIANT",
+        help="token (default; gives away tokens alone), post and naive (as "
+        "published), race; marked, of a provider that marks texts",
+    )
+    parser.add_argument(
+        "--show-progress",
+        action="store_true",
+        help="the provider learns how many drafts stay, step by step: somewhat "
+        "cheaper (with --verify post and naive it always does)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="draw among the K likeliest tokens (with --verify post)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw among the likeliest that hold mass P (with --verify post)",
+    )
+    parser.add_argument(
+        "--public-prefix",
+        default="",
+        metavar="TEXT",
+        help="text before the prompt that the provider may know; it costs no secure prefill",
+    )
     marking.add_candidates(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
 
@@ -313,9 +357,13 @@ def _prepare(options: argparse.Namespace) -> None:
         # Who watches for days wants a line for what happens, not for how far it is.
         with closing(Stages(lines=not options.watch)) as screen:
             result = client.prepare(
-                prompt, asked, screen.on_event, steps=options.steps, disk_bytes=disk_bytes,
+                prompt,
+                asked,
+                screen.on_event,
+                steps=options.steps,
+                disk_bytes=disk_bytes,
                 look=look,
-            ).to_json()  # fmt: skip
+            ).to_json()
         write_json(options.json, result)
         return result
 

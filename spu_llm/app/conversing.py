@@ -51,13 +51,20 @@ def run(options: argparse.Namespace) -> None:
 
 def _one_turn(options: argparse.Namespace, provider: Provider, screen: Screen) -> None:
     asked = CompletionOptions(
-        options.max_new_tokens, options.temperature, draft_length=options.draft_length,
-        draft_model=options.draft_model, drafts=options.drafts, seed=options.seed,
-    )  # fmt: skip
+        options.max_new_tokens,
+        options.temperature,
+        draft_length=options.draft_length,
+        draft_model=options.draft_model,
+        drafts=options.drafts,
+        seed=options.seed,
+    )
     result = Client(provider).chat(
-        messages_of(options.system, options.prompt), asked, screen.on_event, on_wait=screen.say,
+        messages_of(options.system, options.prompt),
+        asked,
+        screen.on_event,
+        on_wait=screen.say,
         started=options.started,
-    )  # fmt: skip
+    )
     screen.finish()
     screen.end_text()
     screen.summary(result)
@@ -70,9 +77,13 @@ class _Chat:
     """
 
     def __init__(
-        self, options: argparse.Namespace, provider: Provider, kept: KeptFormat,
-        drafts: Drafting, screen: Screen,
-    ) -> None:  # fmt: skip
+        self,
+        options: argparse.Namespace,
+        provider: Provider,
+        kept: KeptFormat,
+        drafts: Drafting,
+        screen: Screen,
+    ) -> None:
         self._options, self._provider, self._kept = options, provider, kept
         self._drafts, self._screen = drafts, screen
         self._render = renderer(kept)
@@ -132,29 +143,42 @@ class _Chat:
         prefix, prompt = chat_encoded(self._kept, head, rest)
         options = self._options
         request = ChatRequest(
-            len(prompt), options.max_new_tokens, self._drafts.length,
-            temperature=options.temperature, public_prefix=tuple(prefix),
+            len(prompt),
+            options.max_new_tokens,
+            self._drafts.length,
+            temperature=options.temperature,
+            public_prefix=tuple(prefix),
             conversation_tokens=CONVERSATION_TOKENS,
-        )  # fmt: skip
+        )
         request.check_options()
         models = [] if self._drafts.directory is None else [self._drafts.directory]
         self._answering, self._stopping = True, ""
         outcome, _ = run_as_client(
-            server, CHAT, request,
-            self._inputs(prompt), self._on_event,
-            tokenizer=self._kept.text.tokenizer, text_format=self._kept.text.digest,
-            reads=reads_of(self._kept, models), pool=pool, jobs=self._provider.jobs,
-            hint_cache=self._provider.hint_cache, look=self._look, hears=self._hears,
-        )  # fmt: skip
+            server,
+            CHAT,
+            request,
+            self._inputs(prompt),
+            self._on_event,
+            tokenizer=self._kept.text.tokenizer,
+            text_format=self._kept.text.digest,
+            reads=reads_of(self._kept, models),
+            pool=pool,
+            jobs=self._provider.jobs,
+            hint_cache=self._provider.hint_cache,
+            look=self._look,
+            hears=self._hears,
+        )
         tell(*learned_lines(outcome.result["learned"]))
 
     def _inputs(self, prompt: list[int]) -> ClientInputs:
         drafts = self._drafts
         return ClientInputs(
-            prompt, str(self._kept.path), draft_seed=self._options.seed,
+            prompt,
+            str(self._kept.path),
+            draft_seed=self._options.seed,
             draft_dir=None if drafts.directory is None else str(drafts.directory),
             ngrams=drafts.ngrams,
-        )  # fmt: skip
+        )
 
     def _hears(self, tell_worker: Callable[..., None]) -> None:
         self._tell = tell_worker

@@ -38,10 +38,11 @@ class Finding:
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
-        "doctor", help="check this machine, certificates, ports, models and directories",
+        "doctor",
+        help="check this machine, certificates, ports, models and directories",
         description="Checks this machine, and whatever it is given of a session's options. Ends "
         "with exit code 1 when something is wrong.",
-    )  # fmt: skip
+    )
     parser.add_argument("--identity", type=Path, metavar="DIR")
     parser.add_argument("--trust", type=Path, metavar="FILE")
     parser.add_argument("--listen", metavar="HOST:PORT", help="can a provider listen there?")
@@ -156,14 +157,17 @@ def _namespace() -> Finding:
     work = "from spu_llm.net.worker_side import leave_network; print(leave_network())"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {work}"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     if done.stdout.strip() == "True":
         return Finding("namespace", OK, "workers have a network of their own")
     return Finding(
-        "namespace", WARNING,
+        "namespace",
+        WARNING,
         "not allowed: other users of this machine can reach the ports of workers",
-    )  # fmt: skip
+    )
 
 
 def _confined() -> Finding:
@@ -175,12 +179,15 @@ def _confined() -> Finding:
     )
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {work}"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     lacking = [
-        name for name, found in zip(("Landlock", "seccomp"), done.stdout.split(), strict=False)
+        name
+        for name, found in zip(("Landlock", "seccomp"), done.stdout.split(), strict=False)
         if found != "True"
-    ]  # fmt: skip
+    ]
     if done.returncode == 0 and not lacking:
         return Finding("confined", OK, "workers give up files, programs and calls of others")
     without = " and no ".join(lacking or ["Landlock"])

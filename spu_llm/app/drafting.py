@@ -11,16 +11,27 @@ from spu_llm.core.errors import InputError
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what `check` reads."""
-    parser.add_argument("--draft-length", type=int, default=DRAFT_LENGTH, metavar="G",
-                        help="drafts per secure step, 1 to 16 (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--draft-length",
+        type=int,
+        default=DRAFT_LENGTH,
+        metavar="G",
+        help="drafts per secure step, 1 to 16 (default: %(default)s)",
+    )
     parser.add_argument("--standard", action="store_true", help="no drafting: one token a step")
-    add_folder(parser, "--draft-model", "public model directory, of the provider's tokenizer "
-               "(default: the shipped one, if it has that)")  # fmt: skip
-    parser.add_argument("--drafts", choices=("model", "ngram", "both"),
-                        help="by the draft model, by what followed in the text where its last "
-                        "tokens stood before, or by this where it is sure and else by the model "
-                        "(default: both; nothing drafts where there is no draft model)"
-                        )  # fmt: skip
+    add_folder(
+        parser,
+        "--draft-model",
+        "public model directory, of the provider's tokenizer "
+        "(default: the shipped one, if it has that)",
+    )
+    parser.add_argument(
+        "--drafts",
+        choices=("model", "ngram", "both"),
+        help="by the draft model, by what followed in the text where its last "
+        "tokens stood before, or by this where it is sure and else by the model "
+        "(default: both; nothing drafts where there is no draft model)",
+    )
 
 
 def check(options: argparse.Namespace) -> None:

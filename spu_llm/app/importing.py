@@ -12,15 +12,21 @@ from spu_llm.core.units import mb
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
-        "import", help="make a model directory of a published model",
+        "import",
+        help="make a model directory of a published model",
         description="Writes config.json, model.safetensors and the tokenizer's files, as the other "
         "commands read them, from a GGUF file or from a Hugging Face directory, with weights in "
         "one file or several. Quantised weights are written as float16, others as they are. "
         "Nothing is written unless all of it is.",
-    )  # fmt: skip
+    )
     parser.add_argument("source", type=Path, metavar="FILE|DIR", help="a GGUF file, or a directory")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR",
-                        help="the directory to make; there must be none of this name")  # fmt: skip
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the directory to make; there must be none of this name",
+    )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     parser.set_defaults(run=_import)
 

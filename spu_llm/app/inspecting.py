@@ -15,12 +15,13 @@ from spu_llm.app.printing import show, show_table
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
-        "inspect", help="list the ranges of a model's activations: bounds, head-room, cost",
+        "inspect",
+        help="list the ranges of a model's activations: bounds, head-room, cost",
         description="Shows for each block what its weights bound, what a text shows if one is "
         "given, the range, by what it is held, and what that costs. Runs in plaintext on this "
         "machine. Where a text leaves the ranges between two parties, the client is told the "
         "sites; given that text, head-room below 1 shows them here.",
-    )  # fmt: skip
+    )
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
     add_ranges(parser)
     calibration_texts.add_options(parser, required=False)

@@ -11,13 +11,15 @@ from spu_llm.app.printing import show
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
-        "keygen", help="make a certificate and its key, for --identity",
+        "keygen",
+        help="make a certificate and its key, for --identity",
         description="Makes DIR/cert.pem, which the other party gets and trusts (--trust), and "
         "DIR/key.pem, which stays. The certificate is signed by itself; one that an authority "
         "signed can lie in its place.",
-    )  # fmt: skip
-    parser.add_argument("--name", required=True, metavar="HOST",
-                        help="host name or address of this machine")  # fmt: skip
+    )
+    parser.add_argument(
+        "--name", required=True, metavar="HOST", help="host name or address of this machine"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--days", type=int, default=365, help="of validity (default: %(default)s)")
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")

@@ -11,18 +11,30 @@ from spu_llm.core.errors import InputError
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say what one client gets of a provider."""
-    parser.add_argument("--client-sessions", type=int, metavar="N",
-                        help="at a time, of one certificate (default: half of --sessions, rounded "
-                        "up; with --insecure: all)")  # fmt: skip
-    parser.add_argument("--client-traffic", type=int, metavar="MB",
-                        help="let one certificate move no more than that within an hour, both "
-                        "ways, in all its sessions and calls (with --insecure: one session)"
-                        )  # fmt: skip
-    parser.add_argument("--client-memory", type=int, metavar="MB",
-                        help="let one certificate's workers take no more than that, beside the "
-                        "weights (with --insecure: one session)")  # fmt: skip
-    parser.add_argument("--client-disk", type=int, metavar="MB",
-                        help="keep no more than that for one certificate")  # fmt: skip
+    parser.add_argument(
+        "--client-sessions",
+        type=int,
+        metavar="N",
+        help="at a time, of one certificate (default: half of --sessions, rounded "
+        "up; with --insecure: all)",
+    )
+    parser.add_argument(
+        "--client-traffic",
+        type=int,
+        metavar="MB",
+        help="let one certificate move no more than that within an hour, both "
+        "ways, in all its sessions and calls (with --insecure: one session)",
+    )
+    parser.add_argument(
+        "--client-memory",
+        type=int,
+        metavar="MB",
+        help="let one certificate's workers take no more than that, beside the "
+        "weights (with --insecure: one session)",
+    )
+    parser.add_argument(
+        "--client-disk", type=int, metavar="MB", help="keep no more than that for one certificate"
+    )
 
 
 def of(options: argparse.Namespace) -> dict[str, Any]:
@@ -40,6 +52,7 @@ def of(options: argparse.Namespace) -> dict[str, Any]:
         raise InputError(f"--client-sessions must be 1 to --sessions, found {of_one}")
     traffic, memory = (megabytes(options, f"client_{name}") for name in ("traffic", "memory"))
     return {
-        "sessions_of_one": of_one, "limits": Limits(options.session_minutes, traffic, memory),
+        "sessions_of_one": of_one,
+        "limits": Limits(options.session_minutes, traffic, memory),
         "disk_bytes_of_one": megabytes(options, "client_disk"),
-    }  # fmt: skip
+    }

@@ -13,10 +13,11 @@ from spu_llm.core.errors import InputError
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
-        "pool", help="list the material in a pool directory",
+        "pool",
+        help="list the material in a pool directory",
         description="Lists what was made ahead of time and is left, for each peer. Changes "
         "nothing, and may run beside a session.",
-    )  # fmt: skip
+    )
     parser.add_argument("directory", type=Path, metavar="DIR", help="what --pool names elsewhere")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the list as JSON")
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")

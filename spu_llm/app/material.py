@@ -16,14 +16,16 @@ def material_table(result: dict[str, Any]) -> str:
     rows = [("material", "units", "made", "seconds", "MB", "on disk")]
     numbers = ("available_units", "made_units", "seconds", "bytes", "stored_bytes")
     for row in _grouped(result["material"], numbers):
-        rows.append((
-            row["kind"],
-            f"{row['available_units']:,}",
-            f"{row['made_units']:,}",
-            f"{row['seconds']:.1f}",
-            f"{row['bytes'] / 1e6:.1f}",
-            mb(row["stored_bytes"]),
-        ))  # fmt: skip
+        rows.append(
+            (
+                row["kind"],
+                f"{row['available_units']:,}",
+                f"{row['made_units']:,}",
+                f"{row['seconds']:.1f}",
+                f"{row['bytes'] / 1e6:.1f}",
+                mb(row["stored_bytes"]),
+            )
+        )
     return "\n".join([*_table(rows), f"made in {_price(result)}", enough(result)])
 
 

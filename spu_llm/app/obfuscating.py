@@ -44,27 +44,63 @@ def add_options(parser: Any) -> None:
         "all of it), and in that what not even the engine's computing is to give away, "
         "<redacted>...</redacted>: fake prompts go out beside it, with other text there.",
     )
-    group.add_argument("--redact", choices=("patterns", "presidio"),
-                       help="find what to redact in a prompt without tags")  # fmt: skip
-    group.add_argument("--fakes", type=int, default=FAKES, metavar="N",
-                       help="fake prompts at most (default: %(default)s)")  # fmt: skip
-    group.add_argument("--min-fakes", type=int, default=FEWEST, metavar="N",
-                       help="send nothing with fewer (default: %(default)s)")  # fmt: skip
-    group.add_argument("--eta", type=float, default=ETA, metavar="E",
-                       help="how even fakes are: among N of them a guess reaches 1 / (1 + N e^-E) "
-                       "at most, if prompts are distributed as the public model says, and this one "
-                       "is tried once (default: %(default)s)")  # fmt: skip
-    group.add_argument("--secrets", type=Path, metavar="DIR",
-                       help="a folder that keeps account of what was redacted before; without "
-                       "one, repeating a secret gives it away by and by")  # fmt: skip
-    group.add_argument("--draft-model", type=Path, metavar="DIR",
-                       help="public model that makes fakes (default: the shipped one)")  # fmt: skip
-    group.add_argument("--as-published", nargs="?", const="printed", choices=_PUBLISHED,
-                       help="make fakes as the paper prints it, or as its authors' program does, "
-                       "share their keys and values, and give the engine those of all public "
-                       "text: broken, for study ('spu-llm attack')")  # fmt: skip
-    group.add_argument("--epsilon", type=float, default=EPSILON, metavar="E",
-                       help="with --as-published (default: %(default)s)")  # fmt: skip
+    group.add_argument(
+        "--redact",
+        choices=("patterns", "presidio"),
+        help="find what to redact in a prompt without tags",
+    )
+    group.add_argument(
+        "--fakes",
+        type=int,
+        default=FAKES,
+        metavar="N",
+        help="fake prompts at most (default: %(default)s)",
+    )
+    group.add_argument(
+        "--min-fakes",
+        type=int,
+        default=FEWEST,
+        metavar="N",
+        help="send nothing with fewer (default: %(default)s)",
+    )
+    group.add_argument(
+        "--eta",
+        type=float,
+        default=ETA,
+        metavar="E",
+        help="how even fakes are: among N of them a guess reaches 1 / (1 + N e^-E) "
+        "at most, if prompts are distributed as the public model says, and this one "
+        "is tried once (default: %(default)s)",
+    )
+    group.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="DIR",
+        help="a folder that keeps account of what was redacted before; without "
+        "one, repeating a secret gives it away by and by",
+    )
+    group.add_argument(
+        "--draft-model",
+        type=Path,
+        metavar="DIR",
+        help="public model that makes fakes (default: the shipped one)",
+    )
+    group.add_argument(
+        "--as-published",
+        nargs="?",
+        const="printed",
+        choices=_PUBLISHED,
+        help="make fakes as the paper prints it, or as its authors' program does, "
+        "share their keys and values, and give the engine those of all public "
+        "text: broken, for study ('spu-llm attack')",
+    )
+    group.add_argument(
+        "--epsilon",
+        type=float,
+        default=EPSILON,
+        metavar="E",
+        help="with --as-published (default: %(default)s)",
+    )
 
 
 def marked_prompt(options: argparse.Namespace, tokenizer: Tokenizer) -> Prompt:

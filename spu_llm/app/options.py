@@ -27,10 +27,18 @@ def add_folder(parser: Any, option: str, words: str, *, required: bool = False) 
 
 def add_session_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that runs between two parties."""
-    parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
-                        help="emulate a network (default: local, none)")  # fmt: skip
-    parser.add_argument(config.OPTION, type=Path, metavar="FILE",
-                        help="options from a TOML file, in a table named after the command")
+    parser.add_argument(
+        "--network",
+        choices=("local", "lan", "wan"),
+        default="local",
+        help="emulate a network (default: local, none)",
+    )
+    parser.add_argument(
+        config.OPTION,
+        type=Path,
+        metavar="FILE",
+        help="options from a TOML file, in a table named after the command",
+    )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
 
 
@@ -42,14 +50,21 @@ def add_prompt(
     """
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
-        "--prompt", type=_prompt, default=default, metavar="TEXT",
+        "--prompt",
+        type=_prompt,
+        default=default,
+        metavar="TEXT",
         help=f"{words}- reads it from standard input, where no other user of this machine sees it "
         "(a text here shows in the list of processes)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--prompt-file", dest="prompt", type=_prompt_of_file, default=argparse.SUPPRESS,
-        metavar="FILE", help="read it from a file; one line end after the last line is not its own",
-    )  # fmt: skip
+        "--prompt-file",
+        dest="prompt",
+        type=_prompt_of_file,
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="read it from a file; one line end after the last line is not its own",
+    )
     if of_length:
         group.add_argument("--prompt-tokens", type=int, metavar="N", help="the length itself")
     return group
@@ -78,31 +93,46 @@ def _without_last_end(text: str) -> str:
 
 def add_ranges(parser: argparse.ArgumentParser) -> None:
     """Add where a private model's ranges are, of a command that serves or checks it."""
-    parser.add_argument("--ranges", type=Path, metavar="FILE",
-                        help="its ranges, as calibrate --out writes them (default: ranges.json in "
-                        "the model's directory)")  # fmt: skip
+    parser.add_argument(
+        "--ranges",
+        type=Path,
+        metavar="FILE",
+        help="its ranges, as calibrate --out writes them (default: ranges.json in "
+        "the model's directory)",
+    )
 
 
 def add_system(parser: argparse.ArgumentParser, words: str = "") -> None:
     """Add what a chat's model is told first."""
-    parser.add_argument("--system", metavar="TEXT",
-                        help=f"{words}what the model is told before your first turn, in place of "
-                        "its own; secret, but ps shows it unless it is in the file of --config"
-                        )  # fmt: skip
+    parser.add_argument(
+        "--system",
+        metavar="TEXT",
+        help=f"{words}what the model is told before your first turn, in place of "
+        "its own; secret, but ps shows it unless it is in the file of --config",
+    )
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
     """Add `--stop`, which `models.stops` reads."""
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
-                        help="end before this text, or before the special token of this name, say "
-                        "'<|im_end|>'; may be given again")  # fmt: skip
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text, or before the special token of this name, say "
+        "'<|im_end|>'; may be given again",
+    )
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """Add `--jobs`, which `jobs_of` reads."""
-    parser.add_argument("--jobs", type=int, metavar="N",
-                        help="cores that make material, if the other party gives as many "
-                        "(default: all, or with both parties here half of them each)")  # fmt: skip
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="cores that make material, if the other party gives as many "
+        "(default: all, or with both parties here half of them each)",
+    )
 
 
 def jobs_of(options: argparse.Namespace, parties_here: int) -> int:
@@ -116,10 +146,14 @@ def jobs_of(options: argparse.Namespace, parties_here: int) -> int:
 
 def add_hint_cache(parser: Any, words: str = "") -> None:
     """Add what a client keeps of hints; `hint_cache_of` reads it."""
-    parser.add_argument("--hint-cache", type=int, metavar="MB",
-                        help=f"{words}keep no more than that of all providers' hints; those used "
-                        "longest ago go first, and a model whose hints are more is refused "
-                        f"(default: {HINT_CACHE_BYTES // 10**6})")  # fmt: skip
+    parser.add_argument(
+        "--hint-cache",
+        type=int,
+        metavar="MB",
+        help=f"{words}keep no more than that of all providers' hints; those used "
+        "longest ago go first, and a model whose hints are more is refused "
+        f"(default: {HINT_CACHE_BYTES // 10**6})",
+    )
 
 
 def hint_cache_of(options: argparse.Namespace) -> int:
@@ -133,11 +167,18 @@ def add_identity_options(parser: argparse.ArgumentParser) -> None:
     add_folder(
         parser, "--identity", "this party's certificate and key, as spu-llm keygen makes them"
     )
-    parser.add_argument("--trust", type=Path, metavar="FILE",
-                        help="certificates, in PEM form, of whom is let in: the other party's, or "
-                        "of authorities that sign such ones")  # fmt: skip
-    parser.add_argument("--insecure", action="store_true",
-                        help="plain sockets, no certificates: for one machine only")  # fmt: skip
+    parser.add_argument(
+        "--trust",
+        type=Path,
+        metavar="FILE",
+        help="certificates, in PEM form, of whom is let in: the other party's, or "
+        "of authorities that sign such ones",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="plain sockets, no certificates: for one machine only",
+    )
 
 
 def address(text: str, option: str) -> tuple[str, int]:
@@ -159,17 +200,20 @@ def provider_of(options: argparse.Namespace) -> Provider:
 
     server = None
     if options.server is not None:
-        server = Server(
-            *address(options.server, "--server"), options.network, identity_of(options)
-        )
+        server = Server(*address(options.server, "--server"), options.network, identity_of(options))
     jobs = jobs_of(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
     if server is not None and options.ranges is not None:
         raise InputError("--ranges are of a model on this machine; leave --server out")
     return Provider(
-        options.network, server, model, options.pool, jobs, hint_cache_of(options),
+        options.network,
+        server,
+        model,
+        options.pool,
+        jobs,
+        hint_cache_of(options),
         ranges=options.ranges,
-    )  # fmt: skip
+    )
 
 
 def record(kind: Any, options: argparse.Namespace, **more: Any) -> Any:

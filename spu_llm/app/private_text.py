@@ -28,58 +28,101 @@ _ABOUT = (
 
 def add_command(commands: Any) -> None:
     dp = commands.add_parser(
-        "dp", help="texts from sensitive references, with differential privacy",
-        description=_ABOUT,
-    )  # fmt: skip
+        "dp", help="texts from sensitive references, with differential privacy", description=_ABOUT
+    )
     parts = dp.add_subparsers(dest="part", required=True, parser_class=type(dp))
 
     generate = parts.add_parser(
-        "generate", help="write a corpus, and its privacy statement",
+        "generate",
+        help="write a corpus, and its privacy statement",
         description=_ABOUT + " Beside FILE: FILE.privacy.json, the statement that goes with it; "
         "FILE.ledger, which stays here. A run that ended early goes on when the command is "
         "repeated, and nothing is spent twice.",
-    )  # fmt: skip
-    generate.add_argument("--model", type=Path, metavar="DIR",
-                          help="model directory (default: the shipped private one)")  # fmt: skip
-    generate.add_argument("--references", type=Path, required=True, metavar="FILE",
-                          help='a JSON object with "text" a line; in the order of the file, B at a '
-                          "time make a batch")  # fmt: skip
-    generate.add_argument("--query", required=True, metavar="TEXT",
-                          help="public: what each text goes on from")  # fmt: skip
+    )
+    generate.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="model directory (default: the shipped private one)",
+    )
+    generate.add_argument(
+        "--references",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='a JSON object with "text" a line; in the order of the file, B at a time make a batch',
+    )
+    generate.add_argument(
+        "--query", required=True, metavar="TEXT", help="public: what each text goes on from"
+    )
     generate.add_argument("--texts", type=int, required=True, metavar="N", help="how many")
-    generate.add_argument("--out", type=Path, required=True, metavar="FILE",
-                          help="a JSON object for each text, a line")  # fmt: skip
-    generate.add_argument("--epsilon", type=float, metavar="E",
-                          help="what may be spent of every reference's privacy")  # fmt: skip
+    generate.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a JSON object for each text, a line",
+    )
+    generate.add_argument(
+        "--epsilon", type=float, metavar="E", help="what may be spent of every reference's privacy"
+    )
     _common(generate)
-    generate.add_argument("--top-k", type=int, default=TOP_K, metavar="K",
-                          help="candidates: the public model's K likeliest and what a reference "
-                          "could bring among them; 0: all (default: %(default)s)")  # fmt: skip
-    generate.add_argument("--centre", action="store_true",
-                          help="take each reference's median difference out before clipping, which "
-                          "costs nothing")  # fmt: skip
-    generate.add_argument("--reference-tokens", type=int, metavar="N",
-                          help="cut references to that (default: what the model's context leaves)"
-                          )  # fmt: skip
-    generate.add_argument("--method", default="invisibleink", metavar="NAME",
-                          help=f"one of {_METHODS} (default: %(default)s)")  # fmt: skip
+    generate.add_argument(
+        "--top-k",
+        type=int,
+        default=TOP_K,
+        metavar="K",
+        help="candidates: the public model's K likeliest and what a reference "
+        "could bring among them; 0: all (default: %(default)s)",
+    )
+    generate.add_argument(
+        "--centre",
+        action="store_true",
+        help="take each reference's median difference out before clipping, which costs nothing",
+    )
+    generate.add_argument(
+        "--reference-tokens",
+        type=int,
+        metavar="N",
+        help="cut references to that (default: what the model's context leaves)",
+    )
+    generate.add_argument(
+        "--method",
+        default="invisibleink",
+        metavar="NAME",
+        help=f"one of {_METHODS} (default: %(default)s)",
+    )
     two_party_text.add_options(generate)
     generate.add_argument("--debug", action="store_true", help="show a traceback on errors")
     generate.set_defaults(run=_generate)
 
     account = parts.add_parser(
-        "account", help="epsilon from the clip norm, or the clip norm from epsilon",
+        "account",
+        help="epsilon from the clip norm, or the clip norm from epsilon",
         description="What a text of InvisibleInk spends, without running anything.",
-    )  # fmt: skip
+    )
     way = account.add_mutually_exclusive_group()
-    way.add_argument("--epsilon", type=float, action="append", metavar="E",
-                     help="the clip norm for that; may be given again (default: 1, 3, 5, 10)"
-                     )  # fmt: skip
-    way.add_argument("--clip", type=float, action="append", metavar="C",
-                     help="epsilon of that clip norm; may be given again")  # fmt: skip
-    account.add_argument("--runs", type=int, default=1, metavar="N",
-                         help="texts that read the same references, all together (default: "
-                         "%(default)s)")  # fmt: skip
+    way.add_argument(
+        "--epsilon",
+        type=float,
+        action="append",
+        metavar="E",
+        help="the clip norm for that; may be given again (default: 1, 3, 5, 10)",
+    )
+    way.add_argument(
+        "--clip",
+        type=float,
+        action="append",
+        metavar="C",
+        help="epsilon of that clip norm; may be given again",
+    )
+    account.add_argument(
+        "--runs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="texts that read the same references, all together (default: %(default)s)",
+    )
     _common(account)
     account.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     account.add_argument("--debug", action="store_true", help="show a traceback on errors")
@@ -87,18 +130,33 @@ def add_command(commands: Any) -> None:
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--delta", type=float, default=DELTA, metavar="D",
-                        help="default: %(default)s")  # fmt: skip
-    parser.add_argument("--batch", type=int, default=BATCH, metavar="B",
-                        help="references to a text (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--max-new-tokens", type=int, default=NEW_TOKENS, metavar="T",
-                        help="of a text at most; all are charged (default: %(default)s)"
-                        )  # fmt: skip
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="TAU",
-                        help="default: %(default)s")  # fmt: skip
-    parser.add_argument("--adjacency", choices=_ADJACENCIES, default=_ADJACENCIES[0],
-                        help="what epsilon compares: one reference beside nothing, beside logits "
-                        "of 0, or beside another one (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--delta", type=float, default=DELTA, metavar="D", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=BATCH,
+        metavar="B",
+        help="references to a text (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=NEW_TOKENS,
+        metavar="T",
+        help="of a text at most; all are charged (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="TAU", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--adjacency",
+        choices=_ADJACENCIES,
+        default=_ADJACENCIES[0],
+        help="what epsilon compares: one reference beside nothing, beside logits "
+        "of 0, or beside another one (default: %(default)s)",
+    )
 
 
 def _generate(options: argparse.Namespace) -> None:
@@ -116,10 +174,17 @@ def _generate(options: argparse.Namespace) -> None:
     if options.top_k < 0:
         raise InputError(f"--top-k must be 0 (all) or more, found {options.top_k}")
     wanted = corpus.Wanted(
-        options.method, options.epsilon, options.delta, options.batch, options.texts,
-        options.max_new_tokens, options.temperature, options.top_k or None, options.adjacency,
+        options.method,
+        options.epsilon,
+        options.delta,
+        options.batch,
+        options.texts,
+        options.max_new_tokens,
+        options.temperature,
+        options.top_k or None,
+        options.adjacency,
         options.centre,
-    )  # fmt: skip
+    )
     # What can be wrong is found before the model is loaded.
     batch = options.batch
     if wanted.method == "augpe":
@@ -134,9 +199,12 @@ def _generate(options: argparse.Namespace) -> None:
         progress.stage("loading the model")
         model, tokenizer = _model(options.model or shipped("private"))
         prompts = prompts_for(
-            tokenizer, options.query, model.config.context, options.max_new_tokens,
+            tokenizer,
+            options.query,
+            model.config.context,
+            options.max_new_tokens,
             options.reference_tokens,
-        )  # fmt: skip
+        )
         found = corpus.write_corpus(
             options.out, wanted, model, prompts, references, progress.update
         )
@@ -175,19 +243,26 @@ def _account(options: argparse.Namespace) -> None:
     else:
         found = [
             Parameters.for_budget(
-                epsilon, options.delta, batch=options.batch, temperature=options.temperature,
-                max_new_tokens=tokens, adjacency=options.adjacency,
+                epsilon,
+                options.delta,
+                batch=options.batch,
+                temperature=options.temperature,
+                max_new_tokens=tokens,
+                adjacency=options.adjacency,
             )
             for epsilon in options.epsilon or EPSILONS
-        ]  # fmt: skip
+        ]
     rows = [
         {
             "epsilon": p.epsilon(options.delta),
             "epsilon_loose": loose_epsilon_of(p.rho, options.delta),
-            "rho": p.rho, "rho_token": p.rho_token, "clip": p.clip, "slack": 2 * p.clip / p.batch,
+            "rho": p.rho,
+            "rho_token": p.rho_token,
+            "clip": p.clip,
+            "slack": 2 * p.clip / p.batch,
         }
         for p in found
-    ]  # fmt: skip
+    ]
     heads = ("epsilon", "loosely", "rho", "rho of a token", "C", "top-k+ adds within")
     names = ("epsilon", "epsilon_loose", "rho", "rho_token", "clip", "slack")
     show(
@@ -199,7 +274,13 @@ def _account(options: argparse.Namespace) -> None:
         show("".join(f"{cell:>20}" for cell in line))
     write_json(
         options.json,
-        {"adjacency": options.adjacency, "delta": options.delta, "batch": options.batch,
-         "temperature": options.temperature, "max_new_tokens": options.max_new_tokens,
-         "runs": options.runs, "rows": rows},
-    )  # fmt: skip
+        {
+            "adjacency": options.adjacency,
+            "delta": options.delta,
+            "batch": options.batch,
+            "temperature": options.temperature,
+            "max_new_tokens": options.max_new_tokens,
+            "runs": options.runs,
+            "rows": rows,
+        },
+    )

@@ -32,19 +32,30 @@ _NO_SHADES = (
 
 def add_options(detect: argparse.ArgumentParser) -> None:
     """Add the options that `detect` takes for a provider's key."""
-    detect.add_argument("--session", metavar="NONCE",
-                        help="of a provider's key: only the session with this nonce, known "
-                        "from elsewhere: p is too small for one that an earlier detect has named"
-                        )  # fmt: skip
-    detect.add_argument("--draft-model", type=Path, metavar="DIR",
-                        help="of a provider's key: the public model that clients draft with; what "
-                        "it would have drafted says how the text was made: finds marks in "
-                        "shorter texts, and about where they are; texts of a client that drafted "
-                        "otherwise are found as without it")  # fmt: skip
-    detect.add_argument("--references", type=int, default=0, metavar="N",
-                        help="of a provider's key: also compare with N sessions that never were: "
-                        "a p by their rank times the sessions that there are (Bonferroni), so down "
-                        "to sessions / (N + 1)")  # fmt: skip
+    detect.add_argument(
+        "--session",
+        metavar="NONCE",
+        help="of a provider's key: only the session with this nonce, known "
+        "from elsewhere: p is too small for one that an earlier detect has named",
+    )
+    detect.add_argument(
+        "--draft-model",
+        type=Path,
+        metavar="DIR",
+        help="of a provider's key: the public model that clients draft with; what "
+        "it would have drafted says how the text was made: finds marks in "
+        "shorter texts, and about where they are; texts of a client that drafted "
+        "otherwise are found as without it",
+    )
+    detect.add_argument(
+        "--references",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of a provider's key: also compare with N sessions that never were: "
+        "a p by their rank times the sessions that there are (Bonferroni), so down "
+        "to sessions / (N + 1)",
+    )
 
 
 def check_unused(options: argparse.Namespace) -> None:
@@ -56,9 +67,7 @@ def check_unused(options: argparse.Namespace) -> None:
         )
 
 
-def detect(
-    options: argparse.Namespace, file: KeyFile, tokenizer: Tokenizer, text: str
-) -> None:
+def detect(options: argparse.Namespace, file: KeyFile, tokenizer: Tokenizer, text: str) -> None:
     """Detect a provider's marks: the verdict to stdout, all of it to `--json`, the text with its
     marks to `--html`. InputError for options of other keys, and for a session that is not recorded.
     """
@@ -80,9 +89,13 @@ def detect(
     try:
         progress.stage("comparing")
         found = aligning.detect(
-            file.key, sessions, tokens, laws, options.references,
+            file.key,
+            sessions,
+            tokens,
+            laws,
+            options.references,
             lambda done, of: progress.update(f"{done} of {of} sessions"),
-        )  # fmt: skip
+        )
         surely, parts = np.zeros(len(units)), list[tuple[int, int]]()
         marked = found.log_p <= math.log(options.alpha)
         # Where a text begins and ends is vague while nothing is known of its drafts.
@@ -121,9 +134,7 @@ def said(found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> s
     return "\n".join(lines)
 
 
-def as_json(
-    found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()
-) -> dict[str, Any]:
+def as_json(found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
     marked = found.log_p <= math.log(alpha)
     best = found.best if marked else None
     return {

@@ -17,9 +17,14 @@ T = TypeVar("T")
 
 # What may change for new sessions. All else stays as it was at the start.
 _LIMITS = (
-    "sessions", "session_minutes", "client_sessions", "client_traffic", "client_memory",
-    "client_disk", "disk",
-)  # fmt: skip
+    "sessions",
+    "session_minutes",
+    "client_sessions",
+    "client_traffic",
+    "client_memory",
+    "client_disk",
+    "disk",
+)
 RENEWED = ("identity", "trust", "trust_user", *_LIMITS)
 _SHOWN = 5  # certificates in a line
 
@@ -45,10 +50,13 @@ def loaded(
         seen = look_at(_files(options))
         found = options.again()
         fixed = [
-            name for name, value in vars(found).items()
-            if name not in RENEWED and name in options and value != getattr(options, name)
+            name
+            for name, value in vars(found).items()
+            if name not in RENEWED
+            and name in options
+            and value != getattr(options, name)
             and not callable(value)
-        ]  # fmt: skip
+        ]
         for name in fixed:
             setattr(found, name, getattr(options, name))
         kept = {path: state for path, state in seen.items() if path in _files(found)}
@@ -69,9 +77,7 @@ def _files(options: argparse.Namespace) -> list[Path]:
     return [path for path in found if path is not None]
 
 
-def _said(
-    options: argparse.Namespace, known: Mapping[str, Identity | None]
-) -> dict[str, str]:
+def _said(options: argparse.Namespace, known: Mapping[str, Identity | None]) -> dict[str, str]:
     """Return what is printed of options when they have changed, by name."""
     from spu_llm.service.renewing import CERTIFICATE
 

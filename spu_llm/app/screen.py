@@ -95,9 +95,7 @@ class Screen(Stages):
                 self._show_prompt()
                 self._generated.write(text)
             case Step(steps, accepted, drafted):
-                self._doing = (
-                    f"decoding, {steps} steps, {accepted} of {drafted} drafts accepted"
-                )
+                self._doing = f"decoding, {steps} steps, {accepted} of {drafted} drafts accepted"
                 self._progress.update(self._doing)
 
     def finish(self) -> None:

@@ -7,13 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.api.defaults import (
-    MAX_PREFIX_PAD,
-    MAX_SESSIONS,
-    PREFIX_PAD,
-    SESSION_MINUTES,
-    SESSIONS,
-)
+from spu_llm.api.defaults import MAX_PREFIX_PAD, MAX_SESSIONS, PREFIX_PAD, SESSION_MINUTES, SESSIONS
 from spu_llm.app import limiting, marking, reloading, two_party_text
 from spu_llm.app.options import (
     add_folder,
@@ -43,24 +37,47 @@ def add_command(commands: Any) -> None:
     add_folder(serve, "--model", "private model directory", required=True)
     add_ranges(serve)
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
-    serve.add_argument("--system-prompt", type=Path, metavar="FILE",
-                       help="text before every prompt, which no client gets to know")
-    serve.add_argument("--prefix-pad", type=int, metavar="N",
-                       help="clients see its length rounded up to a multiple of that, in tokens "
-                       f"(default: {PREFIX_PAD})")
+    serve.add_argument(
+        "--system-prompt",
+        type=Path,
+        metavar="FILE",
+        help="text before every prompt, which no client gets to know",
+    )
+    serve.add_argument(
+        "--prefix-pad",
+        type=int,
+        metavar="N",
+        help="clients see its length rounded up to a multiple of that, in tokens "
+        f"(default: {PREFIX_PAD})",
+    )
     marking.add_provider_option(serve, "nothing else is served; ")
     two_party_text.add_serve_options(serve)
     serve.add_argument("--once", action="store_true", help="end after one session")
-    serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
-                       help="at a time, each with a worker process (default: %(default)s)")
-    serve.add_argument("--session-minutes", type=int, default=SESSION_MINUTES, metavar="N",
-                       help="end a session after that (default: %(default)s)")
+    serve.add_argument(
+        "--sessions",
+        type=int,
+        default=SESSIONS,
+        metavar="N",
+        help="at a time, each with a worker process (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--session-minutes",
+        type=int,
+        default=SESSION_MINUTES,
+        metavar="N",
+        help="end a session after that (default: %(default)s)",
+    )
     limiting.add_options(serve)
-    serve.add_argument("--studies", action="store_true",
-                       help="also take part in measurements (bench, experiment)")  # fmt: skip
+    serve.add_argument(
+        "--studies", action="store_true", help="also take part in measurements (bench, experiment)"
+    )
     add_folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
-    serve.add_argument("--disk", type=int, metavar="MB",
-                       help="keep no more than that in --pool, for all clients together")
+    serve.add_argument(
+        "--disk",
+        type=int,
+        metavar="MB",
+        help="keep no more than that in --pool, for all clients together",
+    )
     serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
@@ -112,9 +129,7 @@ def _system(options: argparse.Namespace) -> ServedSystem:
     if options.mark is None:
         return ServedSystem() if references is None else references
     if references is not None:
-        raise InputError(
-            "with --mark every text is a marked completion; leave --references out"
-        )
+        raise InputError("with --mark every text is a marked completion; leave --references out")
     return MarkedTexts(options.mark)
 
 

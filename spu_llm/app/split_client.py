@@ -85,20 +85,29 @@ def generate(options: argparse.Namespace) -> None:
     text = (prefix if options.random_prefix else "") + options.prompt
     prompt = tokenizer.encode(text)
     request = GenerateRequest(
-        options.mode, *split, ends_digest(params, split), options.precision,
+        options.mode,
+        *split,
+        ends_digest(params, split),
+        options.precision,
         tuning=tuned.id if tuned is not None and tuned.lora else "",
         lora=0 if tuned is None else tuned.lora,
         round=0 if tuned is None or not tuned.lora else _round(options, config),
-        prompt_tokens=(len(prompt),), max_new_tokens=options.max_new_tokens,
-    )  # fmt: skip
+        prompt_tokens=(len(prompt),),
+        max_new_tokens=options.max_new_tokens,
+    )
     if tuned is not None and tuned.ends != request.ends:
         raise InputError("--secrets are of another model; give that one as --model")
     request.check(config)
     where = "" if options.secrets is None else str(options.secrets.absolute())
     inputs = GenerateInputs(
-        [prompt], str(directory), where, options.temperature, options.top_p, options.stop,
+        [prompt],
+        str(directory),
+        where,
+        options.temperature,
+        options.top_p,
+        options.stop,
         options.seed,
-    )  # fmt: skip
+    )
     say_insecure(options.mode)
     screen, first = _Screen(options.prompt), 0.0
 
@@ -110,12 +119,17 @@ def generate(options: argparse.Namespace) -> None:
 
     try:
         outcome, agreed = run_as_client(
-            server, GENERATE, request, inputs, on_event, tokenizer=tokenizer,
+            server,
+            GENERATE,
+            request,
+            inputs,
+            on_event,
+            tokenizer=tokenizer,
             reads=[
                 *files_of(directory),
                 *([] if options.secrets is None else [options.secrets.absolute()]),
             ],
-        )  # fmt: skip
+        )
         screen.finish()
     finally:
         screen.close()
@@ -170,24 +184,28 @@ def _result(
     (text,) = result["texts"]
     phases = {"offline": [], "online": ["prefill", "decode"]}
     return {
-        **text, "drafted": 0, "accepted": 0,
-        "seconds": {
-            "offline": 0.0, **{name: round(s, 3) for name, s in result["seconds"].items()}
-        },
+        **text,
+        "drafted": 0,
+        "accepted": 0,
+        "seconds": {"offline": 0.0, **{name: round(s, 3) for name, s in result["seconds"].items()}},
         "first_token_seconds": round(first, 3),
         "elapsed_seconds": round(time.monotonic() - options.started, 3),
         "bytes": {k: asdict(both) for k, both in payload(result["traffic"], phases).items()},
         "messages": messages(result["traffic"], phases),
         "wire_bytes": {
-            "client_to_provider": outcome.wire_sent, "provider_to_client": outcome.wire_received,
+            "client_to_provider": outcome.wire_sent,
+            "provider_to_client": outcome.wire_received,
         },
         "learned": result["learned"],
         "machine": asdict(machine()),
         "config": {
-            "stop": options.stop, "sampling_seed": options.seed,
-            "temperature": options.temperature, "top_p": options.top_p, **agreed,
+            "stop": options.stop,
+            "sampling_seed": options.seed,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            **agreed,
         },
-    }  # fmt: skip
+    }
 
 
 def _figures(result: dict[str, Any]) -> list[str]:
@@ -226,26 +244,39 @@ def tune(options: argparse.Namespace) -> None:
     try:
         secrets = _begun(where, asked, config, params, stages)
         request = TuneRequest(
-            asked.mode, asked.front, asked.back, asked.ends, asked.precision,
-            tuning=secrets.settings.id if asked.lora else "", lora=asked.lora,
-            round=secrets.round, batch=asked.batch, length=asked.length, rounds=options.rounds,
-            save_every=options.save_every, learning_rate=asked.learning_rate,
-        )  # fmt: skip
+            asked.mode,
+            asked.front,
+            asked.back,
+            asked.ends,
+            asked.precision,
+            tuning=secrets.settings.id if asked.lora else "",
+            lora=asked.lora,
+            round=secrets.round,
+            batch=asked.batch,
+            length=asked.length,
+            rounds=options.rounds,
+            save_every=options.save_every,
+            learning_rate=asked.learning_rate,
+        )
         request.check(config)
         say_insecure(options.mode)
 
         def on_event(event: dict[str, Any], relay: Relay) -> None:
             if event["event"] == "round":
-                stages.say(
-                    f"round {event['done']} of {event['rounds']}, loss {event['loss']:.3f}"
-                )
+                stages.say(f"round {event['done']} of {event['rounds']}, loss {event['loss']:.3f}")
             stages.hear(event, relay)
 
         inputs = TuneInputs(str(directory), str(where), [str(path) for path in texts])
         outcome, _ = run_as_client(
-            server, TUNE, request, inputs, on_event, tokenizer=tokenizer,
-            reads=[*files_of(directory), *texts], writes=[where],
-        )  # fmt: skip
+            server,
+            TUNE,
+            request,
+            inputs,
+            on_event,
+            tokenizer=tokenizer,
+            reads=[*files_of(directory), *texts],
+            writes=[where],
+        )
     finally:
         stages.close()
     result = outcome.result
@@ -255,9 +286,12 @@ def tune(options: argparse.Namespace) -> None:
 
 
 def _settings(
-    options: argparse.Namespace, config: ModelConfig, params: Params, tokenizer: Any,
+    options: argparse.Namespace,
+    config: ModelConfig,
+    params: Params,
+    tokenizer: Any,
     texts: list[Path],
-) -> Settings:  # fmt: skip
+) -> Settings:
     """Return the settings that the command asks for, with a fresh id; InputError for nonsense."""
     from models.split import ends_digest
     from spu_llm.systems.split.state import Settings
@@ -267,9 +301,10 @@ def _settings(
     mechanism = options.mechanism or ("none" if plain else "exponential")
     if plain != (mechanism == "none"):
         raise InputError(
-            "--mode plain is without a codebook; leave --mechanism out" if plain else
-            "--mechanism none protects nothing; that is --mode plain"
-        )  # fmt: skip
+            "--mode plain is without a codebook; leave --mechanism out"
+            if plain
+            else "--mechanism none protects nothing; that is --mode plain"
+        )
     if plain and options.epsilon is not None:
         raise InputError("--epsilon is of a codebook, which --mode plain has none of")
     epsilon = options.epsilon
@@ -283,12 +318,20 @@ def _settings(
             f"--texts have {len(tokens)} tokens in all; a batch needs {options.length + 1} in a row"
         )
     return Settings(
-        id=token_hex(16), ends=ends_digest(params, split), mode=options.mode,
-        front=split.front, back=split.back, mechanism=mechanism,
-        epsilon=0.0 if plain else epsilon, precision=options.precision, batch=options.batch,
-        length=options.length, learning_rate=options.learning_rate, lora=options.lora,
+        id=token_hex(16),
+        ends=ends_digest(params, split),
+        mode=options.mode,
+        front=split.front,
+        back=split.back,
+        mechanism=mechanism,
+        epsilon=0.0 if plain else epsilon,
+        precision=options.precision,
+        batch=options.batch,
+        length=options.length,
+        learning_rate=options.learning_rate,
+        lora=options.lora,
         texts=digest_of(tokens),
-    )  # fmt: skip
+    )
 
 
 def _begun(

@@ -29,32 +29,47 @@ R = TypeVar("R", bound="MiddleRequest")
 
 # Of this mode alone, with what they are where they are left out.
 _OF_GENERATE = {
-    "draft_length": None, "standard": False, "draft_model": None, "show_progress": False,
-    "top_k": None, "pool": None, "jobs": None, "hint_cache": None,
-}  # fmt: skip
+    "draft_length": None,
+    "standard": False,
+    "draft_model": None,
+    "show_progress": False,
+    "top_k": None,
+    "pool": None,
+    "jobs": None,
+    "hint_cache": None,
+}
 _ELSEWHERE = {"secrets": None, "random_prefix": False, "precision": "float32"}
 _OF_SERVE = {"pool": None, "jobs": None}
 
 
 def add_serve_options(parser: Any) -> None:
-    parser.add_argument("--pool", type=Path, metavar="DIR",
-                        help="in mpc: keep what is made ahead of time, for each client that does"
-                        )  # fmt: skip
-    parser.add_argument("--disk", type=int, metavar="MB",
-                        help="keep no more than that in --pool, else in --tunings, for all "
-                        "clients together"
-                        )  # fmt: skip
+    parser.add_argument(
+        "--pool",
+        type=Path,
+        metavar="DIR",
+        help="in mpc: keep what is made ahead of time, for each client that does",
+    )
+    parser.add_argument(
+        "--disk",
+        type=int,
+        metavar="MB",
+        help="keep no more than that in --pool, else in --tunings, for all clients together",
+    )
     _jobs(parser)
 
 
 def add_client_options(parser: Any) -> None:
     """Add the options that a text takes in mode mpc."""
     _drafts(parser)
-    parser.add_argument("--top-k", type=int, metavar="K",
-                        help="in mpc: draw among the K likeliest tokens")  # fmt: skip
-    parser.add_argument("--pool", type=Path, metavar="DIR",
-                        help="in mpc: keep what is made ahead of time, if the provider does"
-                        )  # fmt: skip
+    parser.add_argument(
+        "--top-k", type=int, metavar="K", help="in mpc: draw among the K likeliest tokens"
+    )
+    parser.add_argument(
+        "--pool",
+        type=Path,
+        metavar="DIR",
+        help="in mpc: keep what is made ahead of time, if the provider does",
+    )
     _jobs(parser)
     add_hint_cache(parser, "in mpc: ")
 
@@ -64,23 +79,31 @@ def add_prepare_command(roles: Any, common: Any, about: str) -> None:
     named.
     """
     prepare = roles.add_parser(
-        "prepare", help="client: material for a text in mode mpc, ahead of time",
+        "prepare",
+        help="client: material for a text in mode mpc, ahead of time",
         description="Both parties make what a text takes, which then finds it in --pool: give it "
         "the same options, and a prompt of the same length. " + about,
-    )  # fmt: skip
+    )
     common(prepare, ("mpc",))
     prepare.add_argument("--server", required=True, metavar="HOST:PORT")
     add_prompt(prepare, PROMPT, "for its length alone (default: that of demo); ", of_length=True)
     prepare.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
-    prepare.add_argument("--steps", type=int, metavar="K",
-                         help="default: --max-new-tokens at three a step, with --standard at one"
-                         )  # fmt: skip
+    prepare.add_argument(
+        "--steps",
+        type=int,
+        metavar="K",
+        help="default: --max-new-tokens at three a step, with --standard at one",
+    )
     _drafts(prepare)
-    prepare.add_argument("--pool", type=Path, required=True, metavar="DIR",
-                         help="where the client's half is kept")  # fmt: skip
-    prepare.add_argument("--disk", type=int, metavar="MB",
-                         help="make no more than fits, if --pool is to hold so much in all"
-                         )  # fmt: skip
+    prepare.add_argument(
+        "--pool", type=Path, required=True, metavar="DIR", help="where the client's half is kept"
+    )
+    prepare.add_argument(
+        "--disk",
+        type=int,
+        metavar="MB",
+        help="make no more than fits, if --pool is to hold so much in all",
+    )
     _jobs(prepare)
     add_hint_cache(prepare)
     prepare.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
@@ -88,23 +111,35 @@ def add_prepare_command(roles: Any, common: Any, about: str) -> None:
 
 
 def _drafts(parser: Any) -> None:
-    parser.add_argument("--draft-length", type=int, metavar="G",
-                        help=f"in mpc: drafts a step, 1 to 16 (default: {DRAFT_LENGTH})"
-                        )  # fmt: skip
-    parser.add_argument("--standard", action="store_true",
-                        help="in mpc: no drafting, one token a step")  # fmt: skip
-    parser.add_argument("--draft-model", type=Path, metavar="DIR",
-                        help="in mpc: the model that drafts (default: the shipped public one)"
-                        )  # fmt: skip
-    parser.add_argument("--show-progress", action="store_true",
-                        help="in mpc: the provider learns how many drafts stay, step by step: "
-                        "somewhat cheaper")  # fmt: skip
+    parser.add_argument(
+        "--draft-length",
+        type=int,
+        metavar="G",
+        help=f"in mpc: drafts a step, 1 to 16 (default: {DRAFT_LENGTH})",
+    )
+    parser.add_argument(
+        "--standard", action="store_true", help="in mpc: no drafting, one token a step"
+    )
+    parser.add_argument(
+        "--draft-model",
+        type=Path,
+        metavar="DIR",
+        help="in mpc: the model that drafts (default: the shipped public one)",
+    )
+    parser.add_argument(
+        "--show-progress",
+        action="store_true",
+        help="in mpc: the provider learns how many drafts stay, step by step: somewhat cheaper",
+    )
 
 
 def _jobs(parser: Any) -> None:
-    parser.add_argument("--jobs", type=int, metavar="N",
-                        help="in mpc: cores that make material, if the other party gives as many "
-                        "(default: all)")  # fmt: skip
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="in mpc: cores that make material, if the other party gives as many (default: all)",
+    )
 
 
 def refuse_elsewhere(options: argparse.Namespace) -> None:
@@ -125,8 +160,10 @@ def served(options: argparse.Namespace) -> dict[str, Any]:
         if asked is not None and getattr(options, kept) is None:
             raise InputError(f"--{option} bounds what is kept in --{kept}; give both")
     return {
-        "pool": options.pool, "disk_bytes": megabytes(options, "disk"), "jobs": jobs_of(options, 1),
-    }  # fmt: skip
+        "pool": options.pool,
+        "disk_bytes": megabytes(options, "disk"),
+        "jobs": jobs_of(options, 1),
+    }
 
 
 def generate(options: argparse.Namespace) -> None:
@@ -136,11 +173,7 @@ def generate(options: argparse.Namespace) -> None:
     from spu_llm.app.output import check_output, write_json
     from spu_llm.app.screen import Screen
     from spu_llm.systems.decoding.request import check_sampling
-    from spu_llm.systems.split.secure_records import (
-        SPLIT_COMPLETION,
-        MiddleInputs,
-        MiddleRequest,
-    )
+    from spu_llm.systems.split.secure_records import SPLIT_COMPLETION, MiddleInputs, MiddleRequest
 
     for name, left_out in _ELSEWHERE.items():
         if getattr(options, name) != left_out:
@@ -153,15 +186,27 @@ def generate(options: argparse.Namespace) -> None:
         tokenizer = Tokenizer.load(directory)
         prompt = _encoded(options.prompt, tokenizer)
         inputs = MiddleInputs(
-            prompt, str(model), str(directory), options.temperature, options.top_k or 0,
-            options.top_p, options.stop, options.seed, options.seed,
-        )  # fmt: skip
+            prompt,
+            str(model),
+            str(directory),
+            options.temperature,
+            options.top_k or 0,
+            options.top_p,
+            options.stop,
+            options.seed,
+            options.seed,
+        )
         check_sampling(inputs.sampling)
         request = _request(MiddleRequest, options, model, len(prompt), drafts)
         asked = CompletionCall(
-            request, inputs, provider, tokenizer, program=SPLIT_COMPLETION, model=model,
+            request,
+            inputs,
+            provider,
+            tokenizer,
+            program=SPLIT_COMPLETION,
+            model=model,
             started=options.started,
-        )  # fmt: skip
+        )
         result = complete(asked, screen.on_event, screen.say)
         screen.finish()
     screen.summary(result)
@@ -211,15 +256,23 @@ def _provider(options: argparse.Namespace) -> Provider:
     host, port = address(options.server, "--server")
     server = Server(host, port, options.network, identity_of(options))
     return Provider(
-        options.network, server, options.model or shipped("private"), options.pool,
-        jobs_of(options, 1), hint_cache_of(options),
-    )  # fmt: skip
+        options.network,
+        server,
+        options.model or shipped("private"),
+        options.pool,
+        jobs_of(options, 1),
+        hint_cache_of(options),
+    )
 
 
 def _request(
-    kind: type[R], options: argparse.Namespace, model: Path, prompt_tokens: int, drafts: int,
+    kind: type[R],
+    options: argparse.Namespace,
+    model: Path,
+    prompt_tokens: int,
+    drafts: int,
     **more: Any,
-) -> R:  # fmt: skip
+) -> R:
     """Return the command's request. InputError when no split of the client's model is asked for."""
     from models.hf import load_model
     from models.split import ends_digest
@@ -229,9 +282,15 @@ def _request(
     split = split_of(options)
     split.check(config)
     request = kind(
-        prompt_tokens, options.max_new_tokens, drafts, show_progress=options.show_progress,
-        front=split.front, back=split.back, ends=ends_digest(params, split), **more,
-    )  # fmt: skip
+        prompt_tokens,
+        options.max_new_tokens,
+        drafts,
+        show_progress=options.show_progress,
+        front=split.front,
+        back=split.back,
+        ends=ends_digest(params, split),
+        **more,
+    )
     request.check_options()
     return request
 

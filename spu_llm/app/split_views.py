@@ -42,17 +42,30 @@ def views_of_middle(
             seen.append(words.reshape(event["shape"]))
 
     options = provider.ServeOptions(
-        model, HOST, 0, "local", once=True, sessions=1, sessions_of_one=1,
-        limits=Limits(SESSION_MINUTES, None, None), studies=True, pool=None, disk_bytes=None,
-        disk_bytes_of_one=None, jobs=1, identity=None, exit_with_parent=False,
-    )  # fmt: skip
+        model,
+        HOST,
+        0,
+        "local",
+        once=True,
+        sessions=1,
+        sessions_of_one=1,
+        limits=Limits(SESSION_MINUTES, None, None),
+        studies=True,
+        pool=None,
+        disk_bytes=None,
+        disk_bytes_of_one=None,
+        jobs=1,
+        identity=None,
+        exit_with_parent=False,
+    )
     port = started(lambda on_port: provider.serve(options, on_stage, on_port, note))
     prompts = tuple(len(text) - steps for text in texts)
     run_as_client(
-        Server(HOST, port, "local"), secure_viewed.PROGRAM,
+        Server(HOST, port, "local"),
+        secure_viewed.PROGRAM,
         secure_viewed.Asked(prompts, steps, *split),
         secure_viewed.ClientInputs([list(map(int, text)) for text in texts], str(model)),
         lambda event, relay: on_stage(event["name"]) if event["event"] == "stage" else None,
         tokenizer=Tokenizer.load(model),
-    )  # fmt: skip
+    )
     return seen

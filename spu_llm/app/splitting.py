@@ -53,24 +53,37 @@ _ABOUT = (
 
 def add_command(commands: Any) -> None:
     split = commands.add_parser(
-        "split", help="the client keeps both ends of a model, the provider the middle",
+        "split",
+        help="the client keeps both ends of a model, the provider the middle",
         description=_ABOUT,
-    )  # fmt: skip
+    )
     roles = split.add_subparsers(dest="role", required=True, parser_class=type(split))
 
     serve = roles.add_parser("serve", help="provider: the middle", description=_ABOUT)
     _common(serve, MODES)
     add_ranges(serve)
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
-    serve.add_argument("--tunings", type=Path, metavar="DIR",
-                       help="keep what clients tune of the middle (split tune --lora)"
-                       )  # fmt: skip
+    serve.add_argument(
+        "--tunings",
+        type=Path,
+        metavar="DIR",
+        help="keep what clients tune of the middle (split tune --lora)",
+    )
     serve.add_argument("--once", action="store_true", help="end after one session")
-    serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
-                       help="at a time, each with a worker process (default: %(default)s)"
-                       )  # fmt: skip
-    serve.add_argument("--session-minutes", type=int, default=SESSION_MINUTES, metavar="N",
-                       help="end a session after that (default: %(default)s)")  # fmt: skip
+    serve.add_argument(
+        "--sessions",
+        type=int,
+        default=SESSIONS,
+        metavar="N",
+        help="at a time, each with a worker process (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--session-minutes",
+        type=int,
+        default=SESSION_MINUTES,
+        metavar="N",
+        help="end a session after that (default: %(default)s)",
+    )
     limiting.add_options(serve)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
@@ -82,19 +95,34 @@ def add_command(commands: Any) -> None:
     generate.add_argument("--server", required=True, metavar="HOST:PORT")
     add_prompt(generate, PROMPT)
     generate.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
-    generate.add_argument("--temperature", type=float, default=0.7, metavar="T",
-                          help="0 is greedy (default: %(default)s)")  # fmt: skip
-    generate.add_argument("--top-p", type=float, default=1.0, metavar="P",
-                          help="draw among the likeliest that hold mass P")  # fmt: skip
+    generate.add_argument(
+        "--temperature",
+        type=float,
+        default=0.7,
+        metavar="T",
+        help="0 is greedy (default: %(default)s)",
+    )
+    generate.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw among the likeliest that hold mass P",
+    )
     add_stop(generate)
     generate.add_argument("--seed", type=int, metavar="S", help="fix sampling")
-    generate.add_argument("--secrets", type=Path, metavar="DIR",
-                          help="what split tune made: codebook, permutation, tuned ends"
-                          )  # fmt: skip
-    generate.add_argument("--random-prefix", action="store_true",
-                          help="in noir: put 8 random letters before the prompt: rows of equal "
-                          "beginnings are then not equal to the bit, but stay alike, and show"
-                          )  # fmt: skip
+    generate.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="DIR",
+        help="what split tune made: codebook, permutation, tuned ends",
+    )
+    generate.add_argument(
+        "--random-prefix",
+        action="store_true",
+        help="in noir: put 8 random letters before the prompt: rows of equal "
+        "beginnings are then not equal to the bit, but stay alike, and show",
+    )
     _precision(generate)
     split_shares.add_client_options(generate)
     generate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
@@ -103,59 +131,112 @@ def add_command(commands: Any) -> None:
     split_shares.add_prepare_command(roles, _common, _ABOUT)
 
     tune = roles.add_parser(
-        "tune", help="client: tune both ends on private texts, through the middle",
+        "tune",
+        help="client: tune both ends on private texts, through the middle",
         description="NOIR's STuning, over the wire: rows go up, rows and then gradients come back. "
         "In noir under a codebook and a permutation that are drawn first and stay in DIR, with "
         "what is tuned and the curve of the loss. Repeated, the command goes on where it was, also "
         "after either party was killed. " + _ABOUT,
-    )  # fmt: skip
+    )
     _common(tune, (PLAIN, NOIR))
     tune.add_argument("--server", required=True, metavar="HOST:PORT")
-    tune.add_argument("--texts", type=Path, nargs="+", required=True, metavar="FILE",
-                      help='a text each; of a .jsonl, a JSON object with "text" a line'
-                      )  # fmt: skip
-    tune.add_argument("--secrets", type=Path, required=True, metavar="DIR",
-                      help="where all of it is kept; its owner alone may read it")  # fmt: skip
-    tune.add_argument("--mechanism", choices=MECHANISMS,
-                      help="how the codebook is drawn (default: exponential; in plain: none); arr "
-                      "is as published, and does not hold its epsilon")  # fmt: skip
-    tune.add_argument("--epsilon", type=float, metavar="E",
-                      help="of the codebook, all features together (default: as much for each "
-                      f"as the paper's {EPSILON:g} for {FEATURES})")  # fmt: skip
-    tune.add_argument("--rounds", type=int, default=ROUNDS, metavar="N",
-                      help="in all (default: %(default)s)")  # fmt: skip
-    tune.add_argument("--batch", type=int, default=BATCH, metavar="B",
-                      help="texts a round (default: %(default)s)")  # fmt: skip
-    tune.add_argument("--length", type=int, default=LENGTH, metavar="N",
-                      help="tokens of each (default: %(default)s)")  # fmt: skip
-    tune.add_argument("--learning-rate", type=float, default=LEARNING_RATE, metavar="R",
-                      help="Adam's (default: %(default)s)")  # fmt: skip
-    tune.add_argument("--lora", type=int, default=0, metavar="RANK",
-                      help="the provider tunes LoRA of this rank in the middle, and keeps it"
-                      )  # fmt: skip
-    tune.add_argument("--save-every", type=int, default=SAVE_EVERY, metavar="N",
-                      help="rounds (default: %(default)s)")  # fmt: skip
+    tune.add_argument(
+        "--texts",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help='a text each; of a .jsonl, a JSON object with "text" a line',
+    )
+    tune.add_argument(
+        "--secrets",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where all of it is kept; its owner alone may read it",
+    )
+    tune.add_argument(
+        "--mechanism",
+        choices=MECHANISMS,
+        help="how the codebook is drawn (default: exponential; in plain: none); arr "
+        "is as published, and does not hold its epsilon",
+    )
+    tune.add_argument(
+        "--epsilon",
+        type=float,
+        metavar="E",
+        help="of the codebook, all features together (default: as much for each "
+        f"as the paper's {EPSILON:g} for {FEATURES})",
+    )
+    tune.add_argument(
+        "--rounds", type=int, default=ROUNDS, metavar="N", help="in all (default: %(default)s)"
+    )
+    tune.add_argument(
+        "--batch", type=int, default=BATCH, metavar="B", help="texts a round (default: %(default)s)"
+    )
+    tune.add_argument(
+        "--length",
+        type=int,
+        default=LENGTH,
+        metavar="N",
+        help="tokens of each (default: %(default)s)",
+    )
+    tune.add_argument(
+        "--learning-rate",
+        type=float,
+        default=LEARNING_RATE,
+        metavar="R",
+        help="Adam's (default: %(default)s)",
+    )
+    tune.add_argument(
+        "--lora",
+        type=int,
+        default=0,
+        metavar="RANK",
+        help="the provider tunes LoRA of this rank in the middle, and keeps it",
+    )
+    tune.add_argument(
+        "--save-every",
+        type=int,
+        default=SAVE_EVERY,
+        metavar="N",
+        help="rounds (default: %(default)s)",
+    )
     _precision(tune)
     tune.set_defaults(run=_tune)
 
 
 def _common(parser: Any, modes: tuple[str, ...]) -> None:
     parser.add_argument("--mode", required=True, choices=modes)
-    parser.add_argument("--split", default="1,1", metavar="F,B",
-                        help="blocks of the client's front and back (default: %(default)s)"
-                        )  # fmt: skip
-    parser.add_argument("--model", type=Path, metavar="DIR",
-                        help="the model, which both parties have (default: the shipped private "
-                        "one)")  # fmt: skip
-    parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
-                        help="emulate a network (default: local, none)")  # fmt: skip
+    parser.add_argument(
+        "--split",
+        default="1,1",
+        metavar="F,B",
+        help="blocks of the client's front and back (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="the model, which both parties have (default: the shipped private one)",
+    )
+    parser.add_argument(
+        "--network",
+        choices=("local", "lan", "wan"),
+        default="local",
+        help="emulate a network (default: local, none)",
+    )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     add_identity_options(parser)
 
 
 def _precision(parser: Any) -> None:
-    parser.add_argument("--precision", choices=PRECISIONS, default="float32",
-                        help="of what crosses the boundaries (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="float32",
+        help="of what crosses the boundaries (default: %(default)s)",
+    )
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -186,12 +267,20 @@ def _made(options: argparse.Namespace) -> ServeOptions:
     of_mode = split_shares.served(options)
     host, port = address(options.listen, "--listen")
     return ServeOptions(
-        model=model, ranges=options.ranges, host=host, port=port, network=options.network,
-        once=options.once, sessions=options.sessions, studies=False, identity=identity_of(options),
+        model=model,
+        ranges=options.ranges,
+        host=host,
+        port=port,
+        network=options.network,
+        once=options.once,
+        sessions=options.sessions,
+        studies=False,
+        identity=identity_of(options),
         exit_with_parent=options.exit_with_parent,
         system=SplitModel(options.mode, split, options.tunings),
-        **limiting.of(options), **of_mode,
-    )  # fmt: skip
+        **limiting.of(options),
+        **of_mode,
+    )
 
 
 def _generate(options: argparse.Namespace) -> None:

@@ -17,20 +17,24 @@ GROUPS = {  # what their commands are called together
 }
 STUDIES = {
     "bench step": (
-        "experiments.benchmarks.step_sweep", "a decode step against its number of positions"
+        "experiments.benchmarks.step_sweep",
+        "a decode step against its number of positions",
     ),
     "bench op": (
-        "experiments.benchmarks.op_bench", "a protocol op beside SPU's own way to its result"
+        "experiments.benchmarks.op_bench",
+        "a protocol op beside SPU's own way to its result",
     ),
     "bench products": (
-        "experiments.benchmarks.products_bench", "silent products with weights, by matrix"
+        "experiments.benchmarks.products_bench",
+        "silent products with weights, by matrix",
     ),
     "bench network": (
         "experiments.benchmarks.network_bench",
         "what emulated networks give: round trips, throughput",
     ),
     "bench connection": (
-        "experiments.benchmarks.connection", "what relay and TLS add to a decode step"
+        "experiments.benchmarks.connection",
+        "what relay and TLS add to a decode step",
     ),
     "bench verify": (
         "experiments.benchmarks.verify_bench",
@@ -38,16 +42,20 @@ STUDIES = {
     ),
     "experiment logits": ("experiments.claims.logits", "secure logits against float32"),
     "experiment fidelity": (
-        "experiments.claims.fidelity", "a chat model's logits, ranges and answers by pieces"
+        "experiments.claims.fidelity",
+        "a chat model's logits, ranges and answers by pieces",
     ),
     "experiment fidelity-shares": (
-        "experiments.claims.fidelity_shares", "a chat model's logits on shares against float32"
+        "experiments.claims.fidelity_shares",
+        "a chat model's logits on shares against float32",
     ),
     "experiment answers": (
-        "experiments.claims.answers", "whole answers of a chat model between two processes"
+        "experiments.claims.answers",
+        "whole answers of a chat model between two processes",
     ),
     "experiment transcript": (
-        "experiments.claims.transcript", "whether message sizes and counts depend on secrets"
+        "experiments.claims.transcript",
+        "whether message sizes and counts depend on secrets",
     ),
     "experiment cost": ("experiments.claims.cost", "a step: the stock path's against ours"),
     "experiment completions": (
@@ -55,17 +63,20 @@ STUDIES = {
         "complete generations: ours and the stock path, all that they cost",
     ),
     "experiment drafts": (
-        "experiments.claims.drafts", "how many drafts stay: n-grams, a draft model, both"
+        "experiments.claims.drafts",
+        "how many drafts stay: n-grams, a draft model, both",
     ),
     "experiment stock-options": (
         "experiments.spu_baseline.options",
         "bytes and messages of the stock path under SPU's own options",
     ),
     "experiment latency": (
-        "experiments.claims.latency", "latency against input length, by kind of layer"
+        "experiments.claims.latency",
+        "latency against input length, by kind of layer",
     ),
     "experiment obfuscation": (
-        "experiments.claims.obfuscation", "how many fake prompts there are for a secret"
+        "experiments.claims.obfuscation",
+        "how many fake prompts there are for a secret",
     ),
     "experiment confidential": (
         "experiments.claims.confidential",
@@ -88,7 +99,8 @@ STUDIES = {
         "a watermark: how its candidates are best drawn, at equal numbers of them",
     ),
     "experiment split": (
-        "experiments.claims.split_runs", "split models: a token by mode, beside all on shares"
+        "experiments.claims.split_runs",
+        "split models: a token by mode, beside all on shares",
     ),
     "experiment split-view": (
         "experiments.claims.split_view",
@@ -99,7 +111,8 @@ STUDIES = {
         "private text marked by candidates: a token, beside unmarked ones",
     ),
     "experiment scale": (
-        "experiments.benchmarks.scale", "a completion by a model of GPT-2 small's shape"
+        "experiments.benchmarks.scale",
+        "a completion by a model of GPT-2 small's shape",
     ),
     "experiment prices": (
         "experiments.cost_model.prices",
@@ -113,7 +126,7 @@ STUDIES = {
         "experiments.cost_model.estimate",
         "what a completion would cost: a larger model, another network",
     ),
-}  # fmt: skip
+}
 
 
 def add_commands(commands: Any) -> None:

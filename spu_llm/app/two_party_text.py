@@ -29,30 +29,58 @@ REFERENCE_TOKENS, SPARE_PLACES = 64, 8
 
 def add_options(parser: Any) -> None:
     """Add what `dp generate` takes to generate with a provider's model."""
-    parser.add_argument("--server", metavar="HOST:PORT",
-                        help="the model is that provider's, who does not see the references; "
-                        "--model is then where the tokenizer lies")  # fmt: skip
-    parser.add_argument("--peer-references", type=int, default=0, metavar="N",
-                        help="with --server: N of each text's references are the provider's own, "
-                        "and --model is one that both have")  # fmt: skip
-    parser.add_argument("--places", type=int, metavar="N",
-                        help="with --server: room for candidates (default: K and a few)"
-                        )  # fmt: skip
-    parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
-                        help="with --server: emulate a network (default: local, none)")  # fmt: skip
+    parser.add_argument(
+        "--server",
+        metavar="HOST:PORT",
+        help="the model is that provider's, who does not see the references; "
+        "--model is then where the tokenizer lies",
+    )
+    parser.add_argument(
+        "--peer-references",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --server: N of each text's references are the provider's own, "
+        "and --model is one that both have",
+    )
+    parser.add_argument(
+        "--places",
+        type=int,
+        metavar="N",
+        help="with --server: room for candidates (default: K and a few)",
+    )
+    parser.add_argument(
+        "--network",
+        choices=("local", "lan", "wan"),
+        default="local",
+        help="with --server: emulate a network (default: local, none)",
+    )
     add_hint_cache(parser, "with --server: ")
     add_identity_options(parser)
 
 
 def add_serve_options(parser: Any) -> None:
     """Add what `serve` takes of the provider's own references."""
-    parser.add_argument("--references", type=Path, metavar="FILE",
-                        help='sensitive ones of its own, for dp generate --peer-references: a JSON '
-                        'object with "text" a line; with --once')  # fmt: skip
-    parser.add_argument("--epsilon", type=float, metavar="E",
-                        help="what that session may spend of each one's privacy")
-    parser.add_argument("--delta", type=float, default=1e-6, metavar="D",
-                        help="with --epsilon (default: %(default)s)")
+    parser.add_argument(
+        "--references",
+        type=Path,
+        metavar="FILE",
+        help="sensitive ones of its own, for dp generate --peer-references: a JSON "
+        'object with "text" a line; with --once',
+    )
+    parser.add_argument(
+        "--epsilon",
+        type=float,
+        metavar="E",
+        help="what that session may spend of each one's privacy",
+    )
+    parser.add_argument(
+        "--delta",
+        type=float,
+        default=1e-6,
+        metavar="D",
+        help="with --epsilon (default: %(default)s)",
+    )
 
 
 def own_references(options: argparse.Namespace) -> OwnReferences | None:
@@ -85,10 +113,15 @@ def generate(options: argparse.Namespace) -> None:
     places = options.places or options.top_k + SPARE_PLACES
     server = Server(*address(options.server, "--server"), options.network, identity_of(options))
     parameters = for_budget(
-        options.epsilon, options.delta, batch=options.batch, temperature=options.temperature,
-        max_new_tokens=options.max_new_tokens, top_k=options.top_k, places=places,
+        options.epsilon,
+        options.delta,
+        batch=options.batch,
+        temperature=options.temperature,
+        max_new_tokens=options.max_new_tokens,
+        top_k=options.top_k,
+        places=places,
         noises=2 if options.peer_references else 1,
-    )  # fmt: skip
+    )
     references = read_references(options.references)
     directory = options.model or shipped("private" if options.peer_references else "public")
     room = REFERENCE_TOKENS if options.reference_tokens is None else options.reference_tokens
@@ -134,9 +167,15 @@ def _by_sessions(
 
         inputs = References([asked.prompts_of(part) for part in parts], str(directory))
         outcome, _ = run_as_client(
-            server, program, asked.request, inputs, on_event,
-            tokenizer=asked.prompts.tokenizer, reads=files_of(directory), hint_cache=hint_cache,
-        )  # fmt: skip
+            server,
+            program,
+            asked.request,
+            inputs,
+            on_event,
+            tokenizer=asked.prompts.tokenizer,
+            reads=files_of(directory),
+            hint_cache=hint_cache,
+        )
         return dict(outcome.result)
 
     return make

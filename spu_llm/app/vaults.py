@@ -34,18 +34,23 @@ _ABOUT = (
 
 def add_command(commands: Any) -> None:
     vault = commands.add_parser(
-        "vault", help="confidential prompting as published: engine, vault, user",
-        description=_ABOUT,
-    )  # fmt: skip
+        "vault", help="confidential prompting as published: engine, vault, user", description=_ABOUT
+    )
     roles = vault.add_subparsers(dest="role", required=True, parser_class=type(vault))
 
     serve = roles.add_parser("serve", help="the model owner's engine", description=_ABOUT)
-    serve.add_argument("--model", type=Path, required=True, metavar="DIR",
-                       help="private model directory")  # fmt: skip
+    serve.add_argument(
+        "--model", type=Path, required=True, metavar="DIR", help="private model directory"
+    )
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
-    serve.add_argument("--lanes", type=int, default=LANES, metavar="N",
-                       help="texts at a time, of all vaults (default: %(default)s); of those with "
-                       "one certificate half as many")  # fmt: skip
+    serve.add_argument(
+        "--lanes",
+        type=int,
+        default=LANES,
+        metavar="N",
+        help="texts at a time, of all vaults (default: %(default)s); of those with "
+        "one certificate half as many",
+    )
     _identity(serve, "--trust", "vaults")
     _common(serve)
     serve.set_defaults(run=_serve)
@@ -54,8 +59,9 @@ def add_command(commands: Any) -> None:
     keep.add_argument("--server", required=True, metavar="HOST:PORT", help="the engine")
     keep.add_argument("--listen", required=True, metavar="HOST:PORT", help="for the user")
     _identity(keep, "--trust", "the engine")
-    keep.add_argument("--trust-user", type=Path, metavar="FILE",
-                      help="certificates, in PEM form, of the user")  # fmt: skip
+    keep.add_argument(
+        "--trust-user", type=Path, metavar="FILE", help="certificates, in PEM form, of the user"
+    )
     _common(keep)
     keep.set_defaults(run=_open)
 
@@ -63,12 +69,20 @@ def add_command(commands: Any) -> None:
     generate.add_argument("--vault", required=True, metavar="HOST:PORT")
     add_prompt(generate, PROMPT)
     generate.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
-    generate.add_argument("--temperature", type=float, default=0.7, metavar="T",
-                          help="0 is greedy (default: %(default)s)")  # fmt: skip
+    generate.add_argument(
+        "--temperature",
+        type=float,
+        default=0.7,
+        metavar="T",
+        help="0 is greedy (default: %(default)s)",
+    )
     generate.add_argument("--seed", type=int, metavar="S", help="fix sampling")
-    generate.add_argument("--tokenizer", type=Path, metavar="DIR",
-                          help="directory with the model's tokenizer (default: the shipped one)"
-                          )  # fmt: skip
+    generate.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="directory with the model's tokenizer (default: the shipped one)",
+    )
     generate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     obfuscating.add_options(generate)
     _identity(generate, "--trust", "the vault")
@@ -77,13 +91,20 @@ def add_command(commands: Any) -> None:
 
 
 def _identity(parser: Any, option: str, whom: str) -> None:
-    parser.add_argument("--identity", type=Path, metavar="DIR",
-                        help="this process's certificate and key, as spu-llm keygen makes them"
-                        )  # fmt: skip
-    parser.add_argument(option, type=Path, metavar="FILE",
-                        help=f"certificates, in PEM form, of {whom}")  # fmt: skip
-    parser.add_argument("--insecure", action="store_true",
-                        help="plain sockets, no certificates: for one machine only")  # fmt: skip
+    parser.add_argument(
+        "--identity",
+        type=Path,
+        metavar="DIR",
+        help="this process's certificate and key, as spu-llm keygen makes them",
+    )
+    parser.add_argument(
+        option, type=Path, metavar="FILE", help=f"certificates, in PEM form, of {whom}"
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="plain sockets, no certificates: for one machine only",
+    )
 
 
 def _common(parser: Any) -> None:
@@ -124,15 +145,11 @@ def _serve(options: argparse.Namespace) -> None:
             raise InputError(f"--lanes must be 1 to {MAX_LANES}, found {found.lanes}")
         place = _place(found, found.listen, "--listen", found.trust)
         return EngineOptions(
-            found.model, place.host, place.port, found.lanes, place.identity,
-            found.exit_with_parent,
-        )  # fmt: skip
+            found.model, place.host, place.port, found.lanes, place.identity, found.exit_with_parent
+        )
 
     served, renewal = reloading.loaded(options, make, lambda made: {"trust": made.identity})
-    serve(
-        served, say, _listening(f"engine of {served.model}", served.host),
-        renewal=renewal,
-    )  # fmt: skip
+    serve(served, say, _listening(f"engine of {served.model}", served.host), renewal=renewal)
 
 
 def _open(options: argparse.Namespace) -> None:
@@ -144,9 +161,10 @@ def _open(options: argparse.Namespace) -> None:
         return VaultOptions(engine, user, found.exit_with_parent)
 
     opened, renewal = reloading.loaded(
-        options, make,
+        options,
+        make,
         lambda made: {"trust": made.engine.identity, "trust-user": made.listen.identity},
-    )  # fmt: skip
+    )
     keep(opened, say, _listening("vault", opened.listen.host), renewal)
 
 
@@ -179,9 +197,14 @@ def _generate(options: argparse.Namespace) -> None:
             raise InputError("the model has another tokenizer; give its directory as --tokenizer")
         met.append(model)
         return Wish(
-            out.rows, out.public, options.max_new_tokens, options.temperature, options.seed,
-            out.compact, out.own,
-        )  # fmt: skip
+            out.rows,
+            out.public,
+            options.max_new_tokens,
+            options.temperature,
+            options.seed,
+            out.compact,
+            out.own,
+        )
 
     decoder = StreamDecoder(tokenizer)
     text: list[str] = []
@@ -216,9 +239,12 @@ def _generate(options: argparse.Namespace) -> None:
     )
     tell(*learned_lines(facts), figures)
     result = {
-        "text": "".join(text), "token_ids": tokens, "seconds": answered.seconds,
-        "bytes": answered.bytes, "learned": facts,
+        "text": "".join(text),
+        "token_ids": tokens,
+        "seconds": answered.seconds,
+        "bytes": answered.bytes,
+        "learned": facts,
         "obfuscation": {name: fact for name, fact in out.facts.items() if name != "says"},
         "config": {"model": met[0].config, "temperature": options.temperature},
-    }  # fmt: skip
+    }
     write_json(options.json, result)

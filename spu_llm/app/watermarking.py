@@ -38,28 +38,47 @@ def add_command(commands: Any) -> None:
 
 def _add_keygen(parts: Any) -> None:
     keygen = parts.add_parser(
-        "keygen", help="make a key",
+        "keygen",
+        help="make a key",
         description="Makes FILE, readable by you alone: a key, and what it marks by. Who has it "
         "can find the mark, and can put it on any text.",
-    )  # fmt: skip
+    )
     keygen.add_argument("--out", type=Path, required=True, metavar="FILE")
-    keygen.add_argument("--ngram", type=int, default=NGRAM, metavar="N",
-                        help="units of text that a mark hangs on: fewer outlast more changes, and "
-                        "come again sooner (default: %(default)s)")  # fmt: skip
-    keygen.add_argument("--tokenizer", type=Path, metavar="DIR",
-                        help="units are this model's tokens (default: words, whatever writes them)"
-                        )  # fmt: skip
-    keygen.add_argument("--race", action="store_true",
-                        help="no candidates: the noise of a race, of a model whose distribution is "
-                        "known; needs --tokenizer")  # fmt: skip
-    keygen.add_argument("--provider", action="store_true",
-                        help="for serve --mark: the noise of a session's places, whatever its "
-                        "client does; needs --tokenizer, the model's")  # fmt: skip
-    keygen.add_argument("--family", default="uniform", metavar="F",
-                        help="law of the numbers: uniform, normal, chi2, gamma (default: "
-                        "%(default)s)")  # fmt: skip
-    keygen.add_argument("--gamma-k", type=int, default=1, metavar="K",
-                        help="of gamma: the length of chunks")  # fmt: skip
+    keygen.add_argument(
+        "--ngram",
+        type=int,
+        default=NGRAM,
+        metavar="N",
+        help="units of text that a mark hangs on: fewer outlast more changes, and "
+        "come again sooner (default: %(default)s)",
+    )
+    keygen.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="units are this model's tokens (default: words, whatever writes them)",
+    )
+    keygen.add_argument(
+        "--race",
+        action="store_true",
+        help="no candidates: the noise of a race, of a model whose distribution is "
+        "known; needs --tokenizer",
+    )
+    keygen.add_argument(
+        "--provider",
+        action="store_true",
+        help="for serve --mark: the noise of a session's places, whatever its "
+        "client does; needs --tokenizer, the model's",
+    )
+    keygen.add_argument(
+        "--family",
+        default="uniform",
+        metavar="F",
+        help="law of the numbers: uniform, normal, chi2, gamma (default: %(default)s)",
+    )
+    keygen.add_argument(
+        "--gamma-k", type=int, default=1, metavar="K", help="of gamma: the length of chunks"
+    )
     _debug(keygen)
     keygen.set_defaults(run=_keygen)
 
@@ -70,36 +89,64 @@ def _add_embed(parts: Any) -> None:
     )
     _key_option(embed, "several keys mark one inside the other, with M^t candidates")
     source = embed.add_mutually_exclusive_group()
-    source.add_argument("--model", type=Path, metavar="DIR",
-                        help="model directory, run here (default: the shipped private one)"
-                        )  # fmt: skip
-    source.add_argument("--command", dest="program", metavar="CMD",
-                        help='reads lines {"prefix", "n", "max_tokens"}, writes lines '
-                        '{"sequences": [{"text", "ended"}, ...]}')  # fmt: skip
-    source.add_argument("--endpoint", metavar="URL",
-                        help="a completion endpoint, .../v1/completions; SPU_LLM_API_KEY may hold "
-                        "its key")  # fmt: skip
+    source.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="model directory, run here (default: the shipped private one)",
+    )
+    source.add_argument(
+        "--command",
+        dest="program",
+        metavar="CMD",
+        help='reads lines {"prefix", "n", "max_tokens"}, writes lines '
+        '{"sequences": [{"text", "ended"}, ...]}',
+    )
+    source.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="a completion endpoint, .../v1/completions; SPU_LLM_API_KEY may hold its key",
+    )
     embed.add_argument("--endpoint-model", default="", metavar="NAME")
     add_prompt(embed, PROMPT)
-    embed.add_argument("--max-new-tokens", type=int, default=NEW_TOKENS, metavar="N",
-                       help="default: %(default)s")  # fmt: skip
-    embed.add_argument("--candidates", type=int, default=CANDIDATES, metavar="M",
-                       help="for a chunk and key; 0: every token, of a model run here (default: "
-                       "%(default)s)")  # fmt: skip
-    embed.add_argument("--chunk", type=int, default=CHUNK, metavar="K",
-                       help="tokens of a candidate (default: %(default)s)")  # fmt: skip
-    embed.add_argument("--spread", action="store_true",
-                       help="candidates of a model run here share their draws, so that fewer are "
-                       "alike: a stronger mark with --chunk 1, the same law of texts"
-                       )  # fmt: skip
-    embed.add_argument("--temperature", type=float, default=1.0, metavar="T",
-                       help="of a model run here or an endpoint (default: %(default)s)"
-                       )  # fmt: skip
+    embed.add_argument(
+        "--max-new-tokens", type=int, default=NEW_TOKENS, metavar="N", help="default: %(default)s"
+    )
+    embed.add_argument(
+        "--candidates",
+        type=int,
+        default=CANDIDATES,
+        metavar="M",
+        help="for a chunk and key; 0: every token, of a model run here (default: %(default)s)",
+    )
+    embed.add_argument(
+        "--chunk",
+        type=int,
+        default=CHUNK,
+        metavar="K",
+        help="tokens of a candidate (default: %(default)s)",
+    )
+    embed.add_argument(
+        "--spread",
+        action="store_true",
+        help="candidates of a model run here share their draws, so that fewer are "
+        "alike: a stronger mark with --chunk 1, the same law of texts",
+    )
+    embed.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="of a model run here or an endpoint (default: %(default)s)",
+    )
     add_stop(embed)
-    embed.add_argument("--no-history", action="store_true",
-                       help="an n-gram marks whenever it comes, as published; without this, "
-                       "KEYFILE.history keeps which ones were used, and they mark no further text, "
-                       "so that all texts together look unmarked")  # fmt: skip
+    embed.add_argument(
+        "--no-history",
+        action="store_true",
+        help="an n-gram marks whenever it comes, as published; without this, "
+        "KEYFILE.history keeps which ones were used, and they mark no further text, "
+        "so that all texts together look unmarked",
+    )
     _tokenizer_option(embed)
     embed.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     _debug(embed)
@@ -108,26 +155,40 @@ def _add_embed(parts: Any) -> None:
 
 def _add_detect(parts: Any) -> None:
     detect = parts.add_parser(
-        "detect", help="is a text marked, and where",
+        "detect",
+        help="is a text marked, and where",
         description="p is how often an unmarked text looks as much like a marked one, whatever its "
         "length. Of a text that holds little of the marked one, the parts tell more than p.",
-    )  # fmt: skip
+    )
     detect.add_argument("text", type=Path, metavar="TEXT", help="a file; -: standard input")
     _key_option(detect, "several are tested, and joined")
-    detect.add_argument("--score", metavar="S",
-                        help="sum, fisher, lrt, the likelihood ratio for --candidates and "
-                        "--chunk, or lrt-published (default: sum; fisher for a key of --race)"
-                        )  # fmt: skip
-    detect.add_argument("--candidates", type=int, default=CANDIDATES, metavar="M",
-                        help="default: %(default)s")  # fmt: skip
-    detect.add_argument("--chunk", type=int, default=CHUNK, metavar="K",
-                        help="default: %(default)s")  # fmt: skip
-    detect.add_argument("--join", type=float, action="append", default=[], metavar="P",
-                        help="p of this text by a key that somebody else holds; may be given again"
-                        )  # fmt: skip
-    detect.add_argument("--alpha", type=float, default=1e-3, metavar="A",
-                        help="call marked what has p of this or less (default: %(default)s)"
-                        )  # fmt: skip
+    detect.add_argument(
+        "--score",
+        metavar="S",
+        help="sum, fisher, lrt, the likelihood ratio for --candidates and "
+        "--chunk, or lrt-published (default: sum; fisher for a key of --race)",
+    )
+    detect.add_argument(
+        "--candidates", type=int, default=CANDIDATES, metavar="M", help="default: %(default)s"
+    )
+    detect.add_argument(
+        "--chunk", type=int, default=CHUNK, metavar="K", help="default: %(default)s"
+    )
+    detect.add_argument(
+        "--join",
+        type=float,
+        action="append",
+        default=[],
+        metavar="P",
+        help="p of this text by a key that somebody else holds; may be given again",
+    )
+    detect.add_argument(
+        "--alpha",
+        type=float,
+        default=1e-3,
+        metavar="A",
+        help="call marked what has p of this or less (default: %(default)s)",
+    )
     provider_marks.add_options(detect)
     _tokenizer_option(detect)
     detect.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
@@ -137,14 +198,23 @@ def _add_detect(parts: Any) -> None:
 
 
 def _key_option(parser: Any, several: str) -> None:
-    parser.add_argument("--key", type=Path, action="append", required=True, metavar="FILE",
-                        help=f"as keygen makes it; may be given again: {several}")  # fmt: skip
+    parser.add_argument(
+        "--key",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help=f"as keygen makes it; may be given again: {several}",
+    )
 
 
 def _tokenizer_option(parser: Any) -> None:
-    parser.add_argument("--tokenizer", type=Path, metavar="DIR",
-                        help="of a key whose units are tokens (default: that of the model)"
-                        )  # fmt: skip
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="of a key whose units are tokens (default: that of the model)",
+    )
 
 
 def _debug(parser: Any) -> None:
@@ -271,9 +341,13 @@ def _from_model(
 
         with _giving_what_is_made(options, progress, result):
             _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
-                prompt, count, Stops.of(options.stop, tokenizer), tokenizer.decode,
-                lambda content: progress.update(f"{len(content)} tokens"), made,
-            )  # fmt: skip
+                prompt,
+                count,
+                Stops.of(options.stop, tokenizer),
+                tokenizer.decode,
+                lambda content: progress.update(f"{len(content)} tokens"),
+                made,
+            )
         return result()
     if len(keys) > 1 or options.stop:
         raise InputError("a key of --race marks alone, and without --stop")
@@ -299,14 +373,15 @@ def _from_outside(
     def result() -> dict[str, Any]:
         return _result(made.content, made, None)
 
-    with (
-        _outside(options, progress) as sampler,
-        _giving_what_is_made(options, progress, result),
-    ):
+    with _outside(options, progress) as sampler, _giving_what_is_made(options, progress, result):
         _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
-            options.prompt, options.max_new_tokens, Stops.of(options.stop, None), None,
-            lambda content: progress.update(f"{len(content)} characters"), made,
-        )  # fmt: skip
+            options.prompt,
+            options.max_new_tokens,
+            Stops.of(options.stop, None),
+            None,
+            lambda content: progress.update(f"{len(content)} characters"),
+            made,
+        )
     return result()
 
 
@@ -338,15 +413,24 @@ def _outside(options: argparse.Namespace, progress: Any) -> Iterator[Any]:
 
 
 def _embedder(
-    options: argparse.Namespace, keys: Any, scheme: Any, sampler: Any, tokenizer: Any,
+    options: argparse.Namespace,
+    keys: Any,
+    scheme: Any,
+    sampler: Any,
+    tokenizer: Any,
     histories: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     from spu_llm.systems.watermark.embedding import Embedder
 
     return Embedder(
-        keys, scheme, sampler, _units(scheme, tokenizer), options.candidates or None, options.chunk,
+        keys,
+        scheme,
+        sampler,
+        _units(scheme, tokenizer),
+        options.candidates or None,
+        options.chunk,
         histories,
-    )  # fmt: skip
+    )
 
 
 def _result(text: Any, made: Any, tokens: list[int] | None) -> dict[str, Any]:
@@ -401,9 +485,15 @@ def _detect(options: argparse.Namespace) -> None:
     provider_marks.check_unused(options)
     units = [_units(file.scheme, _tokenizer(options, file.scheme)) for file in files]
     verdict = detect(
-        files, units, text, score=options.score, m=options.candidates, k=options.chunk,
-        told=options.join, alpha=options.alpha,
-    )  # fmt: skip
+        files,
+        units,
+        text,
+        score=options.score,
+        m=options.candidates,
+        k=options.chunk,
+        told=options.join,
+        alpha=options.alpha,
+    )
     joined = len(files) + len(options.join)
     show(
         f"{'marked' if verdict.marked else 'no mark found'}: p = {as_p(verdict.log_p)}"

@@ -49,7 +49,8 @@ class Demand:
 
     @staticmethod
     def of(taken: Iterable[Taken], calls: Iterable[Call] = ()) -> Demand:
-        """Sum up `taken` by name of correlation; PoolError when one name is bound to two matrices.
+        """Sum up `taken` by name of correlation; PoolError when one name is bound to two
+        matrices.
         """
         total: dict[str, Taken] = {}
         for need in taken:

@@ -52,9 +52,7 @@ class _Source:
     def __init__(self) -> None:
         self.taken: list[Taken] = []
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         self.taken.append(Taken(correlation, units, fixed))
         zeros = [
             [np.zeros((units, *part.shape), np.uint64) for part in parts]
@@ -229,9 +227,13 @@ class DryRun:
         cost = call.op.cost(*values, **call.static)
         source, channel = _Source(), _Silence()
         party = _Alone(
-            self._rank, channel, Prg(bytes(KEY_BYTES)), self._frac_bits, source,
+            self._rank,
+            channel,
             Prg(bytes(KEY_BYTES)),
-        )  # fmt: skip
+            self._frac_bits,
+            source,
+            Prg(bytes(KEY_BYTES)),
+        )
         results = call.op.run(party, [_without_guess(x) for x in operands], call.static)
         taken = source.taken
         if any(guesses):
@@ -281,7 +283,8 @@ def _digests(values: Sequence[Value]) -> tuple[str, ...]:
 
 
 def _has_content(x: Any) -> bool:
-    """Return whether `x` has content here that is not the client's: public, or the provider's own.
+    """Return whether `x` has content here that is not the client's: public, or the provider's
+    own.
     """
     if isinstance(x, Private):
         return x.owner == PROVIDER and x.value is not None
@@ -308,7 +311,8 @@ def _zero_words(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _key(values: Sequence[Value], *step: Hashable) -> Hashable:
-    """Return what a step's result depends on beside secrets; None when it may be more than forms.
+    """Return what a step's result depends on beside secrets; None when it may be more than
+    forms.
     """
     if any(isinstance(v, Stateful) for v in values):
         return None

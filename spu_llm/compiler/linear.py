@@ -99,9 +99,7 @@ _SUMS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def is_local(
-    eqn: JaxprEqn, is_public: Callable[[Any], bool], consts: Mapping[Var, Any]
-) -> bool:
+def is_local(eqn: JaxprEqn, is_public: Callable[[Any], bool], consts: Mapping[Var, Any]) -> bool:
     """Return whether shares can go through `eqn` on their own. `is_public` tells whether an operand
     is public; `consts` holds the program's constants.
     """
@@ -199,9 +197,13 @@ _Result = tuple[np.dtype, bool]  # and whether it is a float
 
 
 def _moved(
-    function: Callable[..., Any], plain: range, results: Sequence[_Result],
-    operands: list[Value], rank: int, frac_bits: int,
-) -> list[Value]:  # fmt: skip
+    function: Callable[..., Any],
+    plain: range,
+    results: Sequence[_Result],
+    operands: list[Value],
+    rank: int,
+    frac_bits: int,
+) -> list[Value]:
     shares = [v for i, v in enumerate(operands) if i not in plain] if plain else operands
     if all(isinstance(v, Arith) for v in shares):
         return _summed(function, plain, results, operands, rank, frac_bits)
@@ -213,10 +215,12 @@ def _moved(
     if len(widths) != 1 or any(isinstance(v, Arith) for v in shares):
         raise TypeError("a move of shares of different forms")
     (width,) = widths
-    made = function(*(
-        _plain(v) if i in plain else _bool_words(v, rank, frac_bits)
-        for i, v in enumerate(operands)
-    ))  # fmt: skip
+    made = function(
+        *(
+            _plain(v) if i in plain else _bool_words(v, rank, frac_bits)
+            for i, v in enumerate(operands)
+        )
+    )
     return [
         Bool(m, dtype, frac_bits if is_float else 0, width)
         for m, (dtype, is_float) in zip(_listed(made), results, strict=True)
@@ -224,9 +228,13 @@ def _moved(
 
 
 def _summed(
-    function: Callable[..., Any], plain: range, results: Sequence[_Result],
-    operands: list[Value], rank: int, frac_bits: int,
-) -> list[Value]:  # fmt: skip
+    function: Callable[..., Any],
+    plain: range,
+    results: Sequence[_Result],
+    operands: list[Value],
+    rank: int,
+    frac_bits: int,
+) -> list[Value]:
     arrays, bits = [], 64
     for i, v in enumerate(operands):
         if i in plain:
@@ -307,5 +315,3 @@ def _bool_words(value: Value, rank: int, frac_bits: int) -> np.ndarray:
 def has_numbers_in_bits(values: Sequence[Value]) -> bool:
     """Return whether one of the values is a number in boolean shares, which SPU may return."""
     return any(isinstance(v, Bool) and v.dtype != np.bool_ for v in values)
-
-

@@ -128,10 +128,15 @@ def make_plan(
     output_owners = tuple(owned.read(outputs))
     content = f"{digest_of(closed)}|{owners}|{output_owners}|{only_segments}"
     return Plan(
-        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, owned.values,
+        tuple(closed.jaxpr.invars),
+        tuple(owners),
+        outputs,
+        output_owners,
+        steps,
+        owned.values,
         {v: np.asarray(c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)},
         hashlib.sha256(content.encode()).hexdigest(),
-    )  # fmt: skip
+    )
 
 
 def _on_shares(closed: ClosedJaxpr, owners: Sequence[Owner]) -> ClosedJaxpr:
@@ -168,8 +173,11 @@ _OBLIVIOUS = set(
 )
 # Primitives with index or amount operands, from this position on; those must be public.
 _PUBLIC_FROM = {
-    "dynamic_slice": 1, "dynamic_update_slice": 2, "gather": 1, "shift_right_arithmetic": 1
-}  # fmt: skip
+    "dynamic_slice": 1,
+    "dynamic_update_slice": 2,
+    "gather": 1,
+    "shift_right_arithmetic": 1,
+}
 
 
 def _refuse_unvetted(jaxpr: Jaxpr, owned: Environment[Owner]) -> None:
@@ -219,9 +227,7 @@ _ORDER = (
 )
 
 
-def _cut(
-    closed: ClosedJaxpr, owned: Environment[Owner], only_segments: bool
-) -> Iterable[Step]:
+def _cut(closed: ClosedJaxpr, owned: Environment[Owner], only_segments: bool) -> Iterable[Step]:
     """Group equations into steps: at each point everything that is ready for one owner runs."""
     jaxpr = closed.jaxpr
     consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -245,7 +251,8 @@ _Kind = tuple[Owner, bool]
 
 
 class _Ready:
-    """Equations that are left, in order, and those of each kind (None: ops) whose inputs are known.
+    """Equations that are left, in order, and those of each kind (None: ops) whose inputs are
+    known.
     """
 
     def __init__(self, jaxpr: Jaxpr, kinds: Sequence[_Kind | None]) -> None:

@@ -106,9 +106,7 @@ def _inline(closed: ClosedJaxpr) -> ClosedJaxpr:
     return expanded(closed, body_of)
 
 
-def expanded(
-    closed: ClosedJaxpr, body_of: Callable[[JaxprEqn], ClosedJaxpr | None]
-) -> ClosedJaxpr:
+def expanded(closed: ClosedJaxpr, body_of: Callable[[JaxprEqn], ClosedJaxpr | None]) -> ClosedJaxpr:
     """Return `closed` with each equation that `body_of` gives a body replaced by that body's
     equations, in the equation's name scope. Nothing is traced again.
     """
@@ -130,10 +128,11 @@ def expanded(
             scope = eqn.source_info.name_stack + inner.source_info.name_stack
             eqns.append(
                 inner.replace(
-                    invars=_renamed(inner.invars, inside), outvars=outvars,
+                    invars=_renamed(inner.invars, inside),
+                    outvars=outvars,
                     source_info=inner.source_info.replace(name_stack=scope),
                 )
-            )  # fmt: skip
+            )
             inside.update(zip(inner.outvars, outvars, strict=True))
         results = _renamed(body.jaxpr.outvars, inside)
         given, wanted = ([shape_of(v) for v in atoms] for atoms in (results, eqn.outvars))

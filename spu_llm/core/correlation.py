@@ -183,4 +183,3 @@ def others_results(
         x ^ y if part.form is Form.BOOL else x - y
         for part, x, y in zip(correlation.results, plain, results, strict=True)
     ]
-

@@ -107,7 +107,8 @@ def openings(value: Value, to: Owner, label: str) -> list[Opening]:
 
 
 def element_bits(value: Value) -> int:
-    """Return how many bits an element opens: a share's width, one for a private bit, else a word.
+    """Return how many bits an element opens: a share's width, one for a private bit, else a
+    word.
     """
     if isinstance(value, Arith | Bool):
         return value.bits

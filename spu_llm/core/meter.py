@@ -49,9 +49,8 @@ class Meter:
         return self._here.phase
 
     def record(
-        self, kind: str, name: str, function: str, seconds: float, traffic: Traffic,
-        scope: str = "",
-    ) -> None:  # fmt: skip
+        self, kind: str, name: str, function: str, seconds: float, traffic: Traffic, scope: str = ""
+    ) -> None:
         here = self._here
         self.entries.append(
             Entry(here.phase, kind, name, function, seconds, traffic, scope, here.beside)

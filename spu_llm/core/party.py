@@ -41,9 +41,7 @@ class Party:
     common: Prg
     ledger: Ledger = field(default_factory=Ledger)
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         """Take fresh units of correlated randomness, never handed out again."""
         return self.supply.take(correlation, units, fixed)
 

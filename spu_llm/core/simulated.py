@@ -66,9 +66,7 @@ class SimulatedParty(Party):
     def mask(self, shape: tuple[int, ...]) -> np.ndarray:
         return self.drawn.take_one(lambda: self.own.words(shape))
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         def fresh() -> list[np.ndarray]:
             masks = correlation.draw(self.rank, self.own, units)
             return masks + [self.own.words((units, *p.shape)) for p in correlation.results]

@@ -80,9 +80,7 @@ class Private:
     shape: tuple[int, ...]
     dtype: np.dtype
     value: np.ndarray | None = field(repr=False)
-    encodings: dict[int, Any] = field(
-        init=False, default_factory=dict, repr=False, compare=False
-    )
+    encodings: dict[int, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -228,7 +226,8 @@ def to_bytes(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def from_bytes(data: np.ndarray, bits: int) -> np.ndarray:
-    """Return the words [n] that `to_bytes` wrote; whole bytes, which may be more than `bits` bits.
+    """Return the words [n] that `to_bytes` wrote; whole bytes, which may be more than `bits`
+    bits.
     """
     size = (bits + 7) // 8
     every = np.zeros((data.size // size, 8), np.uint8)

@@ -42,7 +42,8 @@ class Control:
     """
 
     def __init__(self, relay: Relay, silence_s: float = SILENCE_S) -> None:
-        """Start the relay. silence_s: without a byte from the peer, after which it counts as dead.
+        """Start the relay. silence_s: without a byte from the peer, after which it counts as
+        dead.
         """
         self.relay = relay
         self.ended = threading.Event()

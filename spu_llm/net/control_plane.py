@@ -42,13 +42,7 @@ from spu_llm.core.errors import (  # noqa: E402
 )
 from spu_llm.net.carry import PrivateFolder, carry  # noqa: E402
 from spu_llm.net.control import heard  # noqa: E402
-from spu_llm.net.control_pb2 import (  # noqa: E402
-    Opened,
-    OpenRequest,
-    TextFormatPart,
-    TextFormatRequest,
-    Value,
-)
+from spu_llm.net.control_pb2 import Opened, OpenRequest, TextFormatPart, TextFormatRequest, Value  # noqa: E402
 from spu_llm.net.frames import VERSION, check_preamble  # noqa: E402
 from spu_llm.net.manifest import Manifest, Scalar  # noqa: E402
 from spu_llm.net.stream import ByteStream  # noqa: E402
@@ -73,10 +67,7 @@ _OPTIONS = [
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.enable_http_proxy", 0),
 ]
-_OF_SERVER = [
-    ("grpc.server_handshake_timeout_ms", 5_000),
-    ("grpc.max_concurrent_streams", 1),
-]
+_OF_SERVER = [("grpc.server_handshake_timeout_ms", 5_000), ("grpc.max_concurrent_streams", 1)]
 
 # A client's manifest: the provider's manifest and a ticket.
 Admit = Callable[[Mapping[str, object]], tuple[Manifest, bytes]]
@@ -261,9 +252,10 @@ def check_health(stream: ByteStream, timeout_s: float) -> bool:
     """
     with _channel(stream) as channel:
         call = channel.unary_unary(
-            _HEALTH, health_pb2.HealthCheckRequest.SerializeToString,
+            _HEALTH,
+            health_pb2.HealthCheckRequest.SerializeToString,
             health_pb2.HealthCheckResponse.FromString,
-        )  # fmt: skip
+        )
         answer = call(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s)
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 

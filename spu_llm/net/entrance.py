@@ -69,9 +69,12 @@ class Entrance:
     """
 
     def __init__(
-        self, listener: socket.socket, identity: Identity | None,
-        refused: Callable[[PeerError], None], own_user_only: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        listener: socket.socket,
+        identity: Identity | None,
+        refused: Callable[[PeerError], None],
+        own_user_only: bool = False,
+    ) -> None:
         self._listener, self._refused, self._own_user_only = listener, refused, own_user_only
         self._guests = Crowd[_Guest](PLACES)
         self._selector = selectors.DefaultSelector()
@@ -86,8 +89,9 @@ class Entrance:
         """
         context = None if identity is None else tls.server_context(identity)
         self._under: tuple[ssl.SSLContext | None, Certificate | None] = (
-            context, None if identity is None else identity.own
-        )  # fmt: skip
+            context,
+            None if identity is None else identity.own,
+        )
 
     def wait(self, seconds: float) -> list[Met]:
         """Return who has been met; waits so long for somebody to say something."""

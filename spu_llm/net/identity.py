@@ -30,9 +30,13 @@ SOON = timedelta(days=14)  # an end of validity that one is warned of
 _EARLIER = timedelta(minutes=5)  # that clocks may differ by
 _MAX_FILE = 1 << 20
 _MALFORMED = (
-    ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
     x509.UnsupportedGeneralNameType,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,18 @@ def make(directory: Path, name: str, days: int) -> Certificate:
     now = datetime.now(timezone.utc)
     own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-         "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"), False,
-    )  # fmt: skip
+        (
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "key_cert_sign",
+            "crl_sign",
+            "encipher_only",
+            "decipher_only",
+        ),
+        False,
+    )
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
         x509.CertificateBuilder()
@@ -107,9 +120,7 @@ def make(directory: Path, name: str, days: int) -> Certificate:
         .sign(key, hashes.SHA256())
     )
     pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,9 +159,7 @@ def load(directory: Path, trust: Path) -> Identity:
     pinned = tuple(_described(one) for one in others if not _signs_others(one))
     authorities = tuple(_described(one) for one in others if _signs_others(one))
     pem = _pem(chain) + key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return Identity(directory, own, trust, _pem(others).decode(), pinned, authorities, pem)
 
@@ -177,10 +186,12 @@ def _general_name(name: str) -> x509.GeneralName:
         pass
     parts = name.rstrip(".").split(".")
     if len(name) > 253 or not all(
-        0 < len(part) <= 63 and part.isascii() and part.replace("-", "a").isalnum()
+        0 < len(part) <= 63
+        and part.isascii()
+        and part.replace("-", "a").isalnum()
         and part[0] != "-" != part[-1]
         for part in parts
-    ):  # fmt: skip
+    ):
         raise InputError(f"--name must be a host name or an address, found {name[:80]!a}")
     return x509.DNSName(name)
 
@@ -271,9 +282,7 @@ def _name_of(one: x509.Certificate) -> str:
     return one.subject.rfc4514_string()
 
 
-def identity_in(
-    identity: Path | None, trust: Path | None, *, insecure: bool
-) -> Identity | None:
+def identity_in(identity: Path | None, trust: Path | None, *, insecure: bool) -> Identity | None:
     """Return this party's certificate and whom it trusts; None with `insecure`. InputError for
     files that cannot be used, and where neither or both are given.
     """

@@ -58,8 +58,7 @@ class Messages:
         message = self._decoded(frame.payload)
         if message["type"] not in kinds:
             raise WireError(
-                f"{self._peer} sent {message['type'][:80]!a} in place of "
-                f"{' or '.join(kinds)}"
+                f"{self._peer} sent {message['type'][:80]!a} in place of {' or '.join(kinds)}"
             )
         return message
 

@@ -44,9 +44,11 @@ class Metered:
     """
 
     def __init__(
-        self, stream: ByteStream, most: int | None,
+        self,
+        stream: ByteStream,
+        most: int | None,
         on_bytes: Callable[[int], None] = lambda count: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.most = most
         self._stream, self._on_bytes = stream, on_bytes
         self._lock = threading.Lock()

@@ -83,7 +83,8 @@ class StreamChannel:
         return self._exactly(size)
 
     def close(self, flush_s: float = _FLUSH_S) -> None:
-        """Send what still waits, if the peer takes it within `flush_s`, and close the connection.
+        """Send what still waits, if the peer takes it within `flush_s`, and close the
+        connection.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._broken or not self._waiting_bytes, flush_s)

@@ -76,7 +76,8 @@ class TlsStream:
         return data
 
     def _opened(self, max_bytes: int) -> bytes | None:
-        """Return what is here already, decrypted: b"" at the end, None when more must come first.
+        """Return what is here already, decrypted: b"" at the end, None when more must come
+        first.
         """
         with self._lock:
             # Asked first: that there is nothing to read costs an exception.
@@ -223,9 +224,12 @@ class Meeting:
 
 
 def as_client(
-    tcp: TcpStream, identity: Identity, host: str, protocol: str = DATA,
+    tcp: TcpStream,
+    identity: Identity,
+    host: str,
+    protocol: str = DATA,
     timeout_s: float = HANDSHAKE_S,
-) -> TlsStream:  # fmt: skip
+) -> TlsStream:
     """Meet the provider at `host`; PeerError, with the connection closed, unless it is trusted."""
     memory, name = Memory(), demanded_name(identity, host)
     engine = client_context(identity, name, protocol).wrap_bio(
@@ -243,9 +247,7 @@ def _met(tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, timeout_s: float
         raise
 
 
-def _shake_hands(
-    tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, deadline: float
-) -> None:
+def _shake_hands(tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, deadline: float) -> None:
     while True:
         done, out, error = _advanced(engine, memory)
         if error is not None:

@@ -67,9 +67,7 @@ class Loopback:
         self._own = [_free_port() for door in Door if door not in given]
         worker = dict(zip((door for door in Door if door not in given), self._own, strict=True))
         worker |= given
-        self._listeners = {
-            door: socket.create_server((HOST, 0), backlog=_BACKLOG) for door in Door
-        }
+        self._listeners = {door: socket.create_server((HOST, 0), backlog=_BACKLOG) for door in Door}
         for listener in self._listeners.values():
             listener.settimeout(_LOOK_S)  # a bound on close where shutdown does not wake accept
         self.ports: Mapping[Door, tuple[int, int]] = {

@@ -329,9 +329,7 @@ def _header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], int]:
 
 
 def _read_rows(
-    path: Path,
-    expected: tuple[int, int] | None = None,
-    rows: tuple[int, int] | None = None,
+    path: Path, expected: tuple[int, int] | None = None, rows: tuple[int, int] | None = None
 ) -> np.ndarray:
     """Read rows of an array file [rows, words], all of them by default."""
     with _opened(path) as file:

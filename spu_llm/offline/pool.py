@@ -183,9 +183,13 @@ class Pool:
         results = _pack(self._make(correlation, masks), units)
         assert results.shape[1] == correlation.words
         label = Label(
-            _batch_id(self._session, name, number), name, self.rank, units, correlation.words,
+            _batch_id(self._session, name, number),
+            name,
+            self.rank,
+            units,
+            correlation.words,
             tuple(checksum(results[start:stop]) for start, stop in slices),
-        )  # fmt: skip
+        )
         return Made(label, key, results)
 
     def add(self, made: Made) -> None:
@@ -214,7 +218,8 @@ class Pool:
             batch.lease(correlation, count)
 
     def take(self, correlation: Correlation, units: int) -> Material:
-        """Return `units` units that nobody ever gets again, not even after a crash of this process.
+        """Return `units` units that nobody ever gets again, not even after a crash of this
+        process.
         """
         self.prepare(correlation, units)
         chosen = self._next(correlation, units)
@@ -365,7 +370,8 @@ class _Batch:
             self._advance(State(used, index, key))
 
     def put_back(self, room_bytes: int | None) -> None:
-        """Put units in memory back into the store, if it may grow by so much (None: by any number).
+        """Put units in memory back into the store, if it may grow by so much (None: by any
+        number).
         """
         if self.held is not None and self.used < self.state.used:
             count = self.state.used - self.used

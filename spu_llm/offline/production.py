@@ -60,7 +60,8 @@ class Production:
         return threading.current_thread() is self._thread
 
     def start(self, demand: Demand) -> None:
-        """Begin to make what the supply lacks of `demand`; hints that this takes are fetched now.
+        """Begin to make what the supply lacks of `demand`; hints that this takes are fetched
+        now.
         """
         assert self._thread is None
         lacking = self._supply.lacking(demand)
@@ -68,9 +69,11 @@ class Production:
         self._begun, self._held, self._end = 0, False, 1 << 30
         if lacking:
             self._thread = threading.Thread(
-                target=self._run, args=(self._supply.produce(lacking),), name="production",
+                target=self._run,
+                args=(self._supply.produce(lacking),),
+                name="production",
                 daemon=True,
-            )  # fmt: skip
+            )
             self._thread.start()
 
     def check(self) -> None:

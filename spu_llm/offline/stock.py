@@ -86,9 +86,7 @@ def room_in(budgets: Sequence[Budget]) -> int | None:
     """Return by how many bytes files that lie in the directories of all `budgets` may grow now;
     None without budgets.
     """
-    return min(
-        (max(0, one.limit - file_bytes(one.directory)) for one in budgets), default=None
-    )
+    return min((max(0, one.limit - file_bytes(one.directory)) for one in budgets), default=None)
 
 
 def in_use(directory: Path) -> bool:

@@ -31,7 +31,8 @@ class Supply:
         return self.pool.available(correlation)
 
     def set_up(self, demand: Demand) -> None:
-        """Set up what material that is bound to weights takes before the first unit of it: hints.
+        """Set up what material that is bound to weights takes before the first unit of it:
+        hints.
         """
         wanted = demand.material.values()
         self.products.set_up(
@@ -92,7 +93,8 @@ class Supply:
             self.pool.prepare(correlation, units)
 
     def lease(self, demand: Demand) -> None:
-        """Bring what `demand` asks for and is there into memory, to be handed out without the disk.
+        """Bring what `demand` asks for and is there into memory, to be handed out without the
+        disk.
         """
         for one in demand.material.values():
             if one.correlation.fixed is None:

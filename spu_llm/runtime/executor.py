@@ -136,9 +136,7 @@ class Executor:
         seconds = time.perf_counter() - started
         for i, ((call, _), traffic) in enumerate(zip(group, traffics, strict=True)):
             # They ran at once: the time of all is entered with the first.
-            self._meter.record(
-                "op", call.op.name, name, 0.0 if i else seconds, traffic, call.scope
-            )
+            self._meter.record("op", call.op.name, name, 0.0 if i else seconds, traffic, call.scope)
         return results
 
 

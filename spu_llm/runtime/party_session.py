@@ -106,9 +106,7 @@ class PartySession:
         else:
             peer_directories.check_met(self._channel, *met)
             self.pool_folder = pool_dir
-        self.pool = Pool(
-            self.rank, made_from, self._make, session=name, directory=self.pool_folder
-        )
+        self.pool = Pool(self.rank, made_from, self._make, session=name, directory=self.pool_folder)
         try:
             self._agree_on_pool(before)
             self.pool.room = lambda: room_in(budgets)
@@ -117,9 +115,14 @@ class PartySession:
                 several = dataclasses.replace(config, max_concurrency=jobs)
                 self._maker = SpuRuntime(link.spawn(), several, profile=profile)
             self.products = SilentProducts(
-                self.rank, made_from, self._material, self.meter, directory=hints_dir,
-                receiving=receiving, jobs=jobs,
-            )  # fmt: skip
+                self.rank,
+                made_from,
+                self._material,
+                self.meter,
+                directory=hints_dir,
+                receiving=receiving,
+                jobs=jobs,
+            )
         except BaseException:
             self.pool.close()
             raise
@@ -138,9 +141,14 @@ class PartySession:
         self._ready: list[Any] = []  # plan and arguments of a call that was made ready
         self._dry_run = DryRun(self.rank, config.frac_bits)
         self.executor = Executor(
-            self.party, self._channel, self._spu, self.meter, self._dry_run, self._make_all,
+            self.party,
+            self._channel,
+            self._spu,
+            self.meter,
+            self._dry_run,
+            self._make_all,
             self.production,
-        )  # fmt: skip
+        )
         self.on_batch: Callable[[int, int], None] = lambda made, total: None
         self.beside = self._pays() if beside is None else beside
 
@@ -164,9 +172,7 @@ class PartySession:
         """Set up oblivious transfer and encryption contexts, before any secret is used."""
         started = time.perf_counter()
         traffic = self._maker.warm_up()
-        self.meter.record(
-            "segment", "warm-up", "warm-up", time.perf_counter() - started, traffic
-        )
+        self.meter.record("segment", "warm-up", "warm-up", time.perf_counter() - started, traffic)
 
     def prepare(self, function: SecureFunction, *args: Any) -> None:
         """Compile for arguments of these shapes and agree with the peer on the program."""

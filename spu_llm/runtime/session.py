@@ -39,7 +39,8 @@ class Session(Protocol):
         """Compile for arguments of these shapes and agree with the peer on the program."""
 
     def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
-        """Make ahead what `call` with these arguments takes and is not there; return all it takes.
+        """Make ahead what `call` with these arguments takes and is not there; return all it
+        takes.
         """
 
     def make_beside(self, course: Callable[[Session], None]) -> None:
@@ -66,7 +67,8 @@ class Session(Protocol):
         """Run `work(*args)` at `owner`; its result is a private array of a shape that both know."""
 
     def get(self, value: Value) -> np.ndarray | None:
-        """Return the plaintext of a public value, or of a private one at its owner; None elsewhere.
+        """Return the plaintext of a public value, or of a private one at its owner; None
+        elsewhere.
         """
 
 

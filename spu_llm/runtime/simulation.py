@@ -40,9 +40,8 @@ class Simulation:
     """
 
     def __init__(
-        self, config: SpuConfig | None = None, *, seed: int | None = None,
-        beside: bool = False,
-    ) -> None:  # fmt: skip
+        self, config: SpuConfig | None = None, *, seed: int | None = None, beside: bool = False
+    ) -> None:
         self._name = f"simulation-{next(_simulations)}"
         self._config = config or SpuConfig()
         self._seed, self._beside = seed, beside
@@ -68,9 +67,13 @@ class Simulation:
                     link = create_memory_link(rank, self._name)
                     # Only one of two threads may write SPU's profile: the log is the process's.
                     session = PartySession(
-                        link, self._config, own=own, profile=rank == CLIENT,
-                        open_channel=self._channels(rank), beside=self._beside,
-                    )  # fmt: skip
+                        link,
+                        self._config,
+                        own=own,
+                        profile=rank == CLIENT,
+                        open_channel=self._channels(rank),
+                        beside=self._beside,
+                    )
                 self._done.put((rank, program(session), None))
             except BaseException as exc:
                 self._done.put((rank, None, exc))

@@ -230,9 +230,15 @@ def _compiled(run: Run, public: Sequence[bool], digest: str) -> Program:
     options.enable_optimize_denominator_with_broadcast = True
     shapes = [shape_of(v) for v in run.inputs]
     executable, _ = frontend.compile(
-        frontend.Kind.JAX, segment, shapes, {}, list(inputs), visibility,
-        lambda _: list(outputs), copts=options,
-    )  # fmt: skip
+        frontend.Kind.JAX,
+        segment,
+        shapes,
+        {},
+        list(inputs),
+        visibility,
+        lambda _: list(outputs),
+        copts=options,
+    )
     dtypes = tuple(np.dtype(shape_of(v).dtype) for v in run.outputs)
     return Program(executable, inputs, outputs, dtypes)
 

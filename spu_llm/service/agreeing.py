@@ -15,13 +15,7 @@ from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net import frames
 from spu_llm.net.identity import Certificate
-from spu_llm.net.manifest import (
-    CLIENT_PREFIX,
-    JOBS,
-    PROVIDER_PREFIX,
-    TOKENIZER,
-    Manifest,
-)
+from spu_llm.net.manifest import CLIENT_PREFIX, JOBS, PROVIDER_PREFIX, TOKENIZER, Manifest
 from spu_llm.offline import versions
 from spu_llm.offline.peer_directories import folder_of, id_in
 from spu_llm.service.task import Task
@@ -39,10 +33,13 @@ _LINK_TIMEOUT_MS = int(1000 * (WAIT_S + 60))
 
 
 def of_provider(
-    config: ModelConfig, tokenizer: Tokenizer | None, network: str, jobs: int,
-    before: Before = Before(),  # noqa: B008 - frozen
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    network: str,
+    jobs: int,
+    before: Before = Before(),
     text_format: str | None = None,
-) -> Manifest:  # fmt: skip
+) -> Manifest:
     """Return what a provider with this model states. `text_format`: the digest of how its text is
     written (`models.text_format`), if it has any.
     """
@@ -189,9 +186,7 @@ def check_text_format(agreed: Manifest, digest: str) -> None:
         )
 
 
-def check_request(
-    program: Program, request: Any, model: ModelConfig, before: Before
-) -> None:
+def check_request(program: Program, request: Any, model: ModelConfig, before: Before) -> None:
     """Raise InputError for what cannot run with this model, or after the provider's own text."""
     program.check(request, before.left(model))
 

@@ -50,7 +50,7 @@ def run_as_client(
     server: Server,
     program: Program,
     request: Any,
-    inputs: Any = Nothing(),  # noqa: B008 - frozen
+    inputs: Any = Nothing(),
     on_event: OnEvent = lambda event, relay: None,
     *,
     tokenizer: Tokenizer | None = None,
@@ -83,10 +83,11 @@ def run_as_client(
     hints = peer_folder(default_directory("client"), agreeing.pair_of(agreed))
     # Begins with its slow imports when the provider's does.
     worker = Worker(
-        programs.place_of(program.name), reads=reads,
+        programs.place_of(program.name),
+        reads=reads,
         writes=[*kept_folders(hints, material), *writes],
         confined=program.name not in programs.STUDIES,
-    )  # fmt: skip
+    )
     room = HintRoom(HintCache(hints, hint_cache), worker)
     try:
         stream, provider = connected(server, tls.DATA)

@@ -46,13 +46,40 @@ _SCOPED = 1 << 0 | 1 << 1  # abstract sockets and signals of others, since versi
 # What Python, its packages and the system's libraries look up: of processes, this one's own alone.
 _OWN_PROCESS = "/proc/self"
 _SYSTEM = (
-    "/usr", "/lib", "/lib64", "/nix/store", "/proc/cpuinfo", "/proc/filesystems", "/proc/loadavg",
-    "/proc/meminfo", "/proc/stat", "/proc/sys", "/proc/uptime", "/proc/version", "/sys/bus/pci",
-    "/sys/devices", "/sys/fs/cgroup", "/sys/kernel/mm", "/dev/null", "/dev/zero",
-    "/dev/urandom", "/dev/random", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf",
-    "/etc/hosts", "/etc/host.conf", "/etc/resolv.conf", "/etc/gai.conf", "/etc/passwd",
-    "/etc/group", "/etc/protocols", "/etc/services", "/etc/ssl/openssl.cnf", "/etc/ssl/certs",
-)  # fmt: skip
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/nix/store",
+    "/proc/cpuinfo",
+    "/proc/filesystems",
+    "/proc/loadavg",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/sys",
+    "/proc/uptime",
+    "/proc/version",
+    "/sys/bus/pci",
+    "/sys/devices",
+    "/sys/fs/cgroup",
+    "/sys/kernel/mm",
+    "/dev/null",
+    "/dev/zero",
+    "/dev/urandom",
+    "/dev/random",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/hosts",
+    "/etc/host.conf",
+    "/etc/resolv.conf",
+    "/etc/gai.conf",
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/protocols",
+    "/etc/services",
+    "/etc/ssl/openssl.cnf",
+    "/etc/ssl/certs",
+)
 
 
 def confine_files(
@@ -105,9 +132,11 @@ def _own_packages() -> list[str]:
     """Return the folders of our packages; an editable installation has them not on the path."""
     specs = map(importlib.util.find_spec, ("spu_llm", "protocols", "models"))
     return [
-        place for spec in specs if spec is not None
+        place
+        for spec in specs
+        if spec is not None
         for place in spec.submodule_search_locations or ()
-    ]  # fmt: skip
+    ]
 
 
 def _allow(libc: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:

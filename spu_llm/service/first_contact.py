@@ -96,8 +96,10 @@ def _fetched(server: Server, announced: _Answer) -> bytes:
     while (left := announced.size - len(data)) > 0:
         found = _asked(server, len(data), min(left, PART_BYTES))
         if (found.digest, found.size, found.provider) != (
-            announced.digest, announced.size, announced.provider
-        ):  # fmt: skip
+            announced.digest,
+            announced.size,
+            announced.provider,
+        ):
             raise PeerError("the provider's text format changed while it was sent; try again")
         if not 0 < len(found.part) <= left:
             raise WireError(

@@ -44,11 +44,19 @@ class HintRoom:
 
 def _wanted(told: Any) -> list[tuple[str, int]]:
     """Return the names and sizes of hints, from a worker that may be anybody's by now."""
-    found = [
-        (one[0], one[1]) for one in told
-        if isinstance(one, list) and len(one) == 2 and isinstance(one[0], str)
-        and type(one[1]) is int and one[1] > 0
-    ] if isinstance(told, list) else []  # fmt: skip
+    found = (
+        [
+            (one[0], one[1])
+            for one in told
+            if isinstance(one, list)
+            and len(one) == 2
+            and isinstance(one[0], str)
+            and type(one[1]) is int
+            and one[1] > 0
+        ]
+        if isinstance(told, list)
+        else []
+    )
     if not found or len(found) != len(told):
         raise WorkerError("the worker asks for hints that are none")
     return found

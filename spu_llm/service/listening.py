@@ -18,9 +18,12 @@ _LOOK_S = 0.25
 
 
 def listen(
-    entrance: Entrance, start: Callable[[Met], None], exit_with_parent: bool,
-    look: Callable[[], None] = lambda: None, over: Callable[[], bool] = lambda: False,
-) -> None:  # fmt: skip
+    entrance: Entrance,
+    start: Callable[[Met], None],
+    exit_with_parent: bool,
+    look: Callable[[], None] = lambda: None,
+    over: Callable[[], bool] = lambda: False,
+) -> None:
     """Hand each connection whose peer is known to `start`, until all is `over`. `look` is called
     time and again. PeerError when the process that started this one has gone, of which it holds a
     pipe as standard input.

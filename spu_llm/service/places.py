@@ -51,9 +51,12 @@ class Places:
             return bool(self._running or self._unexpired())
 
     def admit(
-        self, task: Task, client: Certificate | None, begin: Callable[[], None] = lambda: None,
+        self,
+        task: Task,
+        client: Certificate | None,
+        begin: Callable[[], None] = lambda: None,
         writes: tuple[Path, ...] = (),
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         """Return a ticket for the session in `task`; BusyError when there is no place for it."""
         with self._lock:
             self._expected = self._unexpired()

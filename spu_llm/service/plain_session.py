@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from spu_llm.core.channel import (
-    Channel,
-    CountingChannel,
-    SealedChannel,
-    agree_on_key,
-    say_goodbye,
-)
+from spu_llm.core.channel import Channel, CountingChannel, SealedChannel, agree_on_key, say_goodbye
 from spu_llm.core.errors import WireError
 from spu_llm.core.ledger import Ledger
 

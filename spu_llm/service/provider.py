@@ -48,13 +48,7 @@ from spu_llm.service.limits import Accounts, Limits
 from spu_llm.service.listening import Callers, Strangers
 from spu_llm.service.places import Admitted, Places
 from spu_llm.service.renewing import Renewal
-from spu_llm.service.supervisor import (
-    HANDSHAKE_S,
-    Outcome,
-    Worker,
-    kept_folders,
-    run_session,
-)
+from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, kept_folders, run_session
 from spu_llm.service.task import Task
 from spu_llm.systems.program import Before, Held, Job
 from spu_llm.systems.served import ServedSystem, refuse_studies
@@ -93,9 +87,7 @@ class ServeOptions:
 
 # Options that may change while a provider runs, for sessions that begin then. All else is what it
 # was started for: its model, where it listens, what every client is told at the beginning.
-RENEWED = (
-    "identity", "sessions", "sessions_of_one", "limits", "disk_bytes", "disk_bytes_of_one"
-)  # fmt: skip
+RENEWED = ("identity", "sessions", "sessions_of_one", "limits", "disk_bytes", "disk_bytes_of_one")
 
 
 def serve(
@@ -124,17 +116,26 @@ def serve(
 
 
 def _serve(
-    options: ServeOptions, config: ModelConfig, weights: int, hints: Path,
-    say: Callable[[str], None], on_port: Callable[[int], None],
-    on_event: Callable[[dict[str, Any]], None], renewal: Renewal[ServeOptions] | None,
-) -> None:  # fmt: skip
+    options: ServeOptions,
+    config: ModelConfig,
+    weights: int,
+    hints: Path,
+    say: Callable[[str], None],
+    on_port: Callable[[int], None],
+    on_event: Callable[[dict[str, Any]], None],
+    renewal: Renewal[ServeOptions] | None,
+) -> None:
     text = _text_format(options)
     tokenizer = None if text is None else text.tokenizer
     before, own_text = _own_text(options, tokenizer, config)
     stated = agreeing.of_provider(
-        config, tokenizer, options.network, options.jobs, before,
+        config,
+        tokenizer,
+        options.network,
+        options.jobs,
+        before,
         None if text is None else text.digest,
-    )  # fmt: skip
+    )
     if options.pool is not None:
         open_directory(options.pool)
     sessions = _Sessions(options, stated, weights, hints, own_text, say, on_event, text)
@@ -146,7 +147,6 @@ def _serve(
             Entrance(listener, options.identity, all_.refused, options.exit_with_parent)
         ) as entrance,
     ):
-
         system.open(tokenizer, studies=options.studies)
 
         def renew(found: ServeOptions) -> None:
@@ -155,10 +155,12 @@ def _serve(
 
         on_port(listener.getsockname()[1])
         listening.listen(
-            entrance, all_.start, options.exit_with_parent,
+            entrance,
+            all_.start,
+            options.exit_with_parent,
             look=lambda: None if renewal is None else renewal.look(renew),
             over=lambda: options.once and all_.over,
-        )  # fmt: skip
+        )
     if options.once and all_.error is not None:
         raise all_.error
 
@@ -170,10 +172,16 @@ class _Sessions:
     """
 
     def __init__(
-        self, options: ServeOptions, stated: Manifest, weights: int, hints: Path,
-        own_text: list[int], say: Callable[[str], None], on_event: Callable[[dict[str, Any]], None],
+        self,
+        options: ServeOptions,
+        stated: Manifest,
+        weights: int,
+        hints: Path,
+        own_text: list[int],
+        say: Callable[[str], None],
+        on_event: Callable[[dict[str, Any]], None],
         text: TextFormat | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._options, self._stated, self._print = options, stated, say
         self._on_event = on_event
         self._weights, self._hints = weights, hints
@@ -269,14 +277,16 @@ class _Sessions:
         task = admitted.task
         pool = task.pool_dir
         worker = Worker(
-            programs.place_of(task.program), [self._weights],
+            programs.place_of(task.program),
+            [self._weights],
             writes=[
-                *kept_folders(self._hints, None if pool is None else Path(pool)), *admitted.writes
+                *kept_folders(self._hints, None if pool is None else Path(pool)),
+                *admitted.writes,
             ],
             # To see how large it is.
             lists=[*map(Path, task.own.get("disk_bytes", ()))],
             confined=task.program not in programs.STUDIES,
-        )  # fmt: skip
+        )
         try:
             with self._accounts.watching(admitted.client, control.relay, worker) as watch:
 
@@ -284,9 +294,7 @@ class _Sessions:
                     self._look()
                     watch()
 
-                return run_session(
-                    control, worker, task, self._on_event, look, admitted.begin
-                )
+                return run_session(control, worker, task, self._on_event, look, admitted.begin)
         finally:
             worker.stop()
 
@@ -328,9 +336,11 @@ class _Sessions:
         return Document(self._text.digest, self._text.document)
 
     def _admit(
-        self, asked: Mapping[str, object], client: Certificate | None,
+        self,
+        asked: Mapping[str, object],
+        client: Certificate | None,
         own: Certificate | None = None,
-    ) -> tuple[Manifest, bytes]:  # fmt: skip
+    ) -> tuple[Manifest, bytes]:
         """Compare what a client states with what this provider does. `own`: the certificate that
         the client has seen of it. On a thread of the control plane's; what is raised is told to the
         client.
@@ -345,15 +355,17 @@ class _Sessions:
                 seen = agreeing.certificates(client=client, provider=own)
             pool, budgets = _disk(options, client)
             offer = options.system.offer(_folder(options.system.directory, client))
-            stated = with_nonce(
-                self._stated | seen | agreeing.pool_id("provider", seen, pool)
-            )
+            stated = with_nonce(self._stated | seen | agreeing.pool_id("provider", seen, pool))
             agreed = agree(asked, stated)
             material = agreeing.peer_folder("provider", agreed, pool)
             held = Held(
-                str(options.model), options.sampling_seed, budgets, self._weights, self._own_text,
+                str(options.model),
+                options.sampling_seed,
+                budgets,
+                self._weights,
+                self._own_text,
                 offer.served,
-            )  # fmt: skip
+            )
             task = agreeing.task_of("provider", agreed, held, material, self._hints)
             job = _check(task, options)
             # It begins when the client comes: who is admitted and does not come leaves no trace.
@@ -374,9 +386,7 @@ class _Sessions:
             raise WantedError("the provider is shutting down")
 
 
-def _disk(
-    options: ServeOptions, client: Certificate | None
-) -> tuple[Path | None, dict[str, int]]:
+def _disk(options: ServeOptions, client: Certificate | None) -> tuple[Path | None, dict[str, int]]:
     """Return where material of this client is kept, and what it, or what a system keeps of the
     client, may take there and with all other clients'.
     """

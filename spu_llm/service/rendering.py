@@ -30,10 +30,13 @@ def render_apart(template: Template, messages: Sequence[Message]) -> str:
     given = {"template": asdict(template), "messages": [asdict(m) for m in messages]}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], input=json.dumps(given).encode(),
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=RENDER_S,
+            [sys.executable, "-c", code],
+            input=json.dumps(given).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=RENDER_S,
             env={name: os.environ[name] for name in ("PATH", "LANG", "TZ") if name in os.environ},
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise InputError(
             f"the model's chat template was not done within {RENDER_S:g} s; complete text with "

@@ -55,12 +55,31 @@ STDERR_KEPT = 4000
 
 # What a worker gets of the environment: where programs, packages and files of this user are, how
 # text and times are written, how much the libraries take, and what tests say to their stub.
-_KEPT = frozenset({
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH",
-    "PYTHONHOME", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONDONTWRITEBYTECODE", "XDG_CACHE_HOME",
-    "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS", "SPU_LLM_STUB", "SPU_LLM_TEST_COMMAND",
-})  # fmt: skip
+_KEPT = frozenset(
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "LD_LIBRARY_PATH",
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "PYTHONUTF8",
+        "PYTHONIOENCODING",
+        "PYTHONDONTWRITEBYTECODE",
+        "XDG_CACHE_HOME",
+        "MALLOC_ARENA_MAX",
+        "GLIBC_TUNABLES",
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "SPU_LLM_STUB",
+        "SPU_LLM_TEST_COMMAND",
+    }
+)
 
 OnEvent = Callable[[dict[str, Any]], None]
 Look = Callable[[], None]  # several times a second; what it raises ends the session
@@ -92,9 +111,15 @@ class Worker:
     """The worker process for a program, and its events."""
 
     def __init__(
-        self, program: str, inherits: Sequence[int] = (), *, reads: Sequence[Path] = (),
-        writes: Sequence[Path] = (), lists: Sequence[Path] = (), confined: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        program: str,
+        inherits: Sequence[int] = (),
+        *,
+        reads: Sequence[Path] = (),
+        writes: Sequence[Path] = (),
+        lists: Sequence[Path] = (),
+        confined: bool = True,
+    ) -> None:
         """Start the worker. `program`: the place of its record (`programs.place_of`). `inherits`:
         descriptors that it gets, under the same numbers. `reads`, `writes`, `lists`: files and
         directories that it needs (`confine`), beside the system's and Python's; unless it is
@@ -227,9 +252,8 @@ class Worker:
 def _environment() -> dict[str, str]:
     """Return what a worker may know of this process's environment, which may hold secrets."""
     return {
-        name: value for name, value in os.environ.items()
-        if name in _KEPT or name.startswith("LC_")
-    }  # fmt: skip
+        name: value for name, value in os.environ.items() if name in _KEPT or name.startswith("LC_")
+    }
 
 
 def _names(paths: Sequence[Path]) -> tuple[str, ...]:
@@ -323,9 +347,7 @@ def _check_peer(control: Control, worker: Worker) -> None:
     control.check()
 
 
-def _follow(
-    control: Control, worker: Worker, on_event: OnEvent, look: Look
-) -> dict[str, Any]:
+def _follow(control: Control, worker: Worker, on_event: OnEvent, look: Look) -> dict[str, Any]:
     """Pass on the worker's events until its result; it must get on and not outlast the peer."""
     watch = Watch(control, worker.cpu_s)
     peer_finished: float | None = None

@@ -134,9 +134,12 @@ def main() -> None:
     except SpuLlmError as exc:
         of_link = isinstance(exc, PeerError)  # perhaps only a symptom of how the peer ended
         events.send(
-            "error", message=str(exc), exit_code=exc.exit_code, of_link=of_link,
+            "error",
+            message=str(exc),
+            exit_code=exc.exit_code,
+            of_link=of_link,
             of_ranges=isinstance(exc, RangeError),
-        )  # fmt: skip
+        )
     except RuntimeError as exc:  # SPU's own errors: the link broke or a program cannot run
         message = f"SPU failed: {_first_line(exc)}"
         events.send("error", message=message, exit_code=1, of_link=True, of_ranges=False)
@@ -221,11 +224,17 @@ def _spu_session(
     budgets = [Budget(Path(directory), limit) for directory, limit in held.items()]
     met = pool_ids(task.role, task.agreed)
     session = PartySession(
-        link, program.spu, pool_dir=pool_dir, budgets=budgets, hints_dir=hints_dir,
+        link,
+        program.spu,
+        pool_dir=pool_dir,
+        budgets=budgets,
+        hints_dir=hints_dir,
         receiving=_receiving(events, task.hints_dir is not None and program.keeps_hints),
-        jobs=task.agreed[JOBS], session=task.agreed[SESSION], met=met,
+        jobs=task.agreed[JOBS],
+        session=task.agreed[SESSION],
+        met=met,
         open_channel=channels.open,
-    )  # fmt: skip
+    )
     events.finished = lambda: session.finished
     session.on_batch = lambda made, total: events.send("making", made=made, total=total)
     session.products.on_hint = lambda done, total: events.send("hint", done=done, total=total)

@@ -157,7 +157,8 @@ class Program:
         return run
 
     def asked(self, fields: Mapping[str, object]) -> Any:
-        """Return the request that a manifest states; InputError when it is none of this program's.
+        """Return the request that a manifest states; InputError when it is none of this
+        program's.
         """
         types_of = get_type_hints(self.request)
         split = {name: _split(types_of.get(name), value) for name, value in fields.items()}

@@ -23,9 +23,7 @@ class BrokenParty(Party):
     def mask(self, shape: tuple[int, ...]) -> np.ndarray:
         return self.spoil(super().mask(shape), Form.ARITH)
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         material = super().take(correlation, units, fixed)
         masks = [
             self.spoil(words, part.form) if words.size and part.is_held_by(self.rank) else words

@@ -170,9 +170,13 @@ class OpContract:
                 if self.fresh:
                     outputs = [ideal_share(v) for v in outputs]
                 simulated = self.op.simulate(
-                    rank, Prg.from_os(), common_stream(), outcome.inputs[rank], outputs,
+                    rank,
+                    Prg.from_os(),
+                    common_stream(),
+                    outcome.inputs[rank],
+                    outputs,
                     **case.static,
-                )  # fmt: skip
+                )
                 real = outcome.views[rank]
                 assert [w.shape for w in simulated.own] == [w.shape for w in real.own]
                 assert [m.nbytes for m in simulated.incoming] == [m.nbytes for m in real.incoming]

@@ -81,9 +81,7 @@ class _Units:
     def __init__(self, draws: Sequence[_Draw]) -> None:
         self._draws = iter(draws)
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         draw = next(self._draws)
         return Material(draw.own, draw.results)
 
@@ -94,6 +92,7 @@ class _Fresh:
 
     words: np.ndarray
     bits: int
+
 
 class Replay:
     """One party's half of a run, to be run again.
@@ -120,7 +119,8 @@ class Replay:
         self.total = used.bit_count()
 
     def sent(self) -> int:
-        """Run the party again and return the bits that count of all that it sends, as one number.
+        """Run the party again and return the bits that count of all that it sends, as one
+        number.
         """
         tape = _Tape(self._incoming)
         party = self._kind(
@@ -141,9 +141,10 @@ class Replay:
         return [
             _Fresh(_source(words), 1 if part.form is Form.BIT else 64)
             for part, words in zip(draw.correlation.masks, draw.own, strict=True)
-            if words.size and part.is_held_by(self._rank)
+            if words.size
+            and part.is_held_by(self._rank)
             and words.flags.writeable | (words.base is not None)
-        ]  # fmt: skip
+        ]
 
     def change(self, base: int, flips: Sequence[tuple[np.ndarray, np.ndarray | np.uint64]]) -> int:
         """Return what flipping bits of fresh words changes in the messages."""
@@ -321,8 +322,9 @@ def uncaught(op: ProtocolOp, case: Case, rank: int, repeats: bool) -> tuple[int,
         if not replay.fresh_of(draw):
             continue
         for how, broken in (
-            ("dropped", replay.dropped(i)), ("repeated", replay.repeated(i) if repeats else None)
-        ):  # fmt: skip
+            ("dropped", replay.dropped(i)),
+            ("repeated", replay.repeated(i) if repeats else None),
+        ):
             if broken is not None:
                 tried += 1
                 if not unhidden(broken):

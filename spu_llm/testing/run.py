@@ -101,9 +101,7 @@ class Dealer:
         """Hand out no more units, so that the client is not left waiting."""
         self._for_client.put(None)
 
-    def source(
-        self, rank: int, keep: Callable[[Taken], None] = lambda taken: None
-    ) -> _DealtHalf:
+    def source(self, rank: int, keep: Callable[[Taken], None] = lambda taken: None) -> _DealtHalf:
         """Return one party's source of units; `keep` gets what is handed out."""
         return _DealtHalf(self, rank, keep)
 
@@ -119,9 +117,7 @@ class Dealer:
         results = deal(correlation, masks, Prg.from_os(), fixed)
         if correlation.name in _wrong:
             results[CLIENT] = [Prg.from_os().words(words.shape) for words in results[CLIENT]]
-        self._for_client.put(
-            (correlation.name, units, Material(masks[CLIENT], results[CLIENT]))
-        )
+        self._for_client.put((correlation.name, units, Material(masks[CLIENT], results[CLIENT])))
         return Material(masks[PROVIDER], results[PROVIDER])
 
 
@@ -144,9 +140,7 @@ class _DealtHalf:
     rank: int
     keep: Callable[[Taken], None]
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         with _code_of(an_op=False):
             material = self.dealer.take(self.rank, correlation, units, fixed)
         self.keep(Taken(correlation, material, fixed))
@@ -269,11 +263,17 @@ def run_op(
     known: set[tuple[tuple[int, ...], bool]] = getattr(broken, "known", set())  # see KnownMask
     modelled = list(op.model(inputs, common_stream(), **case.static)) if op.model else None
     return Outcome(
-        inputs, outputs, views, [c.traffic for c in channels], max(c.depth for c in channels),
-        [p.ledger for p in parties], common[CLIENT],
-        [leaked_words(*kind) for kind in sorted(known)], modelled,
+        inputs,
+        outputs,
+        views,
+        [c.traffic for c in channels],
+        max(c.depth for c in channels),
+        [p.ledger for p in parties],
+        common[CLIENT],
+        [leaked_words(*kind) for kind in sorted(known)],
+        modelled,
         fresh,
-    )  # fmt: skip
+    )
 
 
 class RecordedStream(Prg):

@@ -69,9 +69,13 @@ def distinguish(
         pair = (real, _drawn(real, rank, fresh)), (other, _ideal(_drawn(other, rank, fresh)))
     else:
         simulated = op.simulate(
-            rank, Prg.from_os(), common_stream(), other.inputs[rank], other.outputs[rank],
+            rank,
+            Prg.from_os(),
+            common_stream(),
+            other.inputs[rank],
+            other.outputs[rank],
             **case.static,
-        )  # fmt: skip
+        )
         pair = (real, real.views[rank]), (other, simulated)
     columns = []
     for outcome, view in pair:
@@ -463,9 +467,7 @@ def _features(names: list[str]) -> list[tuple[str, Feature]]:
     return found
 
 
-def _sum(
-    columns: dict[str, np.ndarray], names: Sequence[str], signs: Sequence[int]
-) -> np.ndarray:
+def _sum(columns: dict[str, np.ndarray], names: Sequence[str], signs: Sequence[int]) -> np.ndarray:
     total = np.zeros(ROWS, np.uint64)
     for name, sign in zip(names, signs, strict=True):
         total = total + columns[name] if sign > 0 else total - columns[name]

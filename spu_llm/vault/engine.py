@@ -95,11 +95,15 @@ def serve(
     ):
         on_port(listener.getsockname()[1])
         listening.listen(
-            entrance, sessions.start, options.exit_with_parent,
-            look=lambda: None if renewal is None else renewal.look(
-                lambda found: entrance.renew(found.identity)
+            entrance,
+            sessions.start,
+            options.exit_with_parent,
+            look=lambda: (
+                None
+                if renewal is None
+                else renewal.look(lambda found: entrance.renew(found.identity))
             ),
-        )  # fmt: skip
+        )
 
 
 class _Sessions:

@@ -47,9 +47,11 @@ class VaultOptions:
 
 
 def keep(
-    options: VaultOptions, say: Callable[[str], None], on_port: Callable[[int], None],
+    options: VaultOptions,
+    say: Callable[[str], None],
+    on_port: Callable[[int], None],
     renewal: Renewal[VaultOptions] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Serve this vault's user until interrupted. The engine is met at once, and its model may not
     change later. New requests are met under the identities that `renewal` reads.
     """
@@ -68,17 +70,17 @@ def keep(
 
         on_port(listener.getsockname()[1])
         listening.listen(
-            entrance, requests.start, options.exit_with_parent,
+            entrance,
+            requests.start,
+            options.exit_with_parent,
             look=lambda: None if renewal is None else renewal.look(renew),
-        )  # fmt: skip
+        )
 
 
 class _Requests:
     """Requests of the vault's user, one after the other. `engine`: where each finds the engine."""
 
-    def __init__(
-        self, engine: told.Place, pinned: told.Model, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, engine: told.Place, pinned: told.Model, say: Callable[[str], None]) -> None:
         self.engine, self._pinned, self._say = engine, pinned, say
         self._callers = Callers(self._serve)
         self.start = self._callers.start
@@ -86,9 +88,7 @@ class _Requests:
 
     def _serve(self, met: Met) -> None:
         """Serve one request; what fails is told to the user, and the next one may come."""
-        told.answer(
-            met, "the user", self._request, lambda why: self._say(f"request failed: {why}")
-        )
+        told.answer(met, "the user", self._request, lambda why: self._say(f"request failed: {why}"))
 
     def _request(self, met: Met, user: Messages) -> None:
         pinned = self._pinned
@@ -132,9 +132,13 @@ class Session:
     """One request's work between user and engine."""
 
     def __init__(
-        self, user: Messages, engine: Messages, model: told.Model, asked: told.Asked,
+        self,
+        user: Messages,
+        engine: Messages,
+        model: told.Model,
+        asked: told.Asked,
         prompts: list[list[int]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._user, self._engine, self._model, self._asked = user, engine, model, asked
         self._config: ModelConfig = model.shape
         self._prompts, self._public = prompts, asked.public
@@ -215,7 +219,8 @@ class Session:
         return jax.tree.unflatten(tree, self._engine.take(*(leaf.shape for leaf in leaves)))
 
     def _emit(self, lanes: list[int], logits: np.ndarray) -> list[int]:
-        """Draw a token for each of these lanes, tell engine and user, and return those that go on.
+        """Draw a token for each of these lanes, tell engine and user, and return those that go
+        on.
         """
         tokens = self._drawn(logits)
         for lane in lanes:
@@ -233,6 +238,5 @@ class Session:
         if self._sampling.greedy:
             return [int(token) for token in logits.argmax(axis=-1)]
         return [
-            draw(self._sampling.distribution(row), float(self._prg.uniform(())))
-            for row in logits
+            draw(self._sampling.distribution(row), float(self._prg.uniform(()))) for row in logits
         ]

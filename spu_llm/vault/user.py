@@ -56,9 +56,14 @@ def generate(
         model: told.Model = told.told(told.Model, vault.hear("model"), VAULT)
         wanted = wish(model)
         asked = told.Asked(
-            [len(p) for p in wanted.prompts], list(wanted.public), wanted.max_new_tokens,
-            float(wanted.temperature), list(wanted.fakes), wanted.own, wanted.seed,
-        )  # fmt: skip
+            [len(p) for p in wanted.prompts],
+            list(wanted.public),
+            wanted.max_new_tokens,
+            float(wanted.temperature),
+            list(wanted.fakes),
+            wanted.own,
+            wanted.seed,
+        )
         told.check_asked(asked, model.shape)
         told.say_record(vault, "prompts", asked)
         vault.send(np.concatenate([np.asarray(p, np.int32) for p in wanted.prompts]))

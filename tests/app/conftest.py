@@ -38,9 +38,13 @@ def _commands(directory: Path) -> Iterator[Start]:
     commands: list[Command] = []
 
     def start(
-        *args: str | bytes, stub: str | None = None, within: str | None = None,
-        installed: bool = False, talks: bool = False, **env: str,
-    ) -> Command:  # fmt: skip
+        *args: str | bytes,
+        stub: str | None = None,
+        within: str | None = None,
+        installed: bool = False,
+        talks: bool = False,
+        **env: str,
+    ) -> Command:
         commands.append(Command(args, directory, stub, within, installed, talks, **env))
         return commands[-1]
 

@@ -92,9 +92,7 @@ def search(needles: Mapping[str, bytes], places: Iterable[bytes]) -> set[str]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for place in places:
             found |= {name for name in common if needles[name] in place}
-            pieces = [
-                pool.submit(inside, place, start) for start in range(0, len(place), CHUNK)
-            ]
+            pieces = [pool.submit(inside, place, start) for start in range(0, len(place), CHUNK)]
             found = found.union(*(piece.result() for piece in pieces))
     return found
 

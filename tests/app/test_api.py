@@ -37,17 +37,21 @@ def test_a_client_without_any_file_of_the_model_completes_with_certificates(
     shutil.copytree(pair.private, private)
     own, theirs = (make_identity(tmp_path / name, name) for name in ("client", "provider"))
     server = start(
-        "serve", "--model", str(private), "--listen", "127.0.0.1:0", "--jobs", "1",
+        "serve",
+        "--model",
+        str(private),
+        "--listen",
+        "127.0.0.1:0",
+        "--jobs",
+        "1",
         *credentials(theirs, own),
-    )  # fmt: skip
+    )
     port = server.until_listening()
     for path in private.iterdir():  # the weights are in memory; nobody can read the files now
         path.unlink()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     client = Client(Provider.at(f"127.0.0.1:{port}", identity=own, trust=theirs / CERTIFICATE))
-    options = CompletionOptions(
-        max_new_tokens=4, temperature=0.0, draft_length=2, drafts="ngram"
-    )
+    options = CompletionOptions(max_new_tokens=4, temperature=0.0, draft_length=2, drafts="ngram")
     heard: list[Event] = []
     completion = client.complete("def", options, heard.append)
 
@@ -90,7 +94,7 @@ def make_identity(folder: Path, name: str) -> Path:
         ("x", CompletionOptions(temperature=9.0), "--temperature"),
         ("x", CompletionOptions(candidates=4), "--watermark"),
     ],
-)  # fmt: skip
+)
 def test_what_nobody_can_serve_is_refused_first(
     prompt: str, options: CompletionOptions, said: str, tmp_path: Path
 ) -> None:
@@ -127,8 +131,11 @@ def test_names_are_imported_when_they_are_used() -> None:
 def test_the_lines_in_readme_run() -> None:
     """As they stand, with the shipped models."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (lines,) = [code for code in re.findall(r"```python\n(.*?)```", readme, re.S)
-                if "from spu_llm import" in code]  # fmt: skip
+    (lines,) = [
+        code
+        for code in re.findall(r"```python\n(.*?)```", readme, re.S)
+        if "from spu_llm import" in code
+    ]
     assert lines.count("\n") <= 12
     done = subprocess.run(
         [sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True, timeout=900

@@ -16,9 +16,17 @@ def test_an_attack_on_a_real_vault_reports_and_leaves_nothing(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:
     found = start(
-        "attack", "recompute", "--mode", "vault", "--model", str(pair.private), "--prompts", "3",
-        "--json", "a.json",
-    )  # fmt: skip
+        "attack",
+        "recompute",
+        "--mode",
+        "vault",
+        "--model",
+        str(pair.private),
+        "--prompts",
+        "3",
+        "--json",
+        "a.json",
+    )
     assert found.wait(RUN_S) == 0, found.stderr
     outcomes = json.loads((tmp_path / "a.json").read_text())["outcomes"]
     assert len(outcomes) == len(found.stdout.splitlines()) == 6

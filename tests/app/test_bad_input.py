@@ -82,7 +82,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
         (["--json", "."], ["--json", "is a directory", "file name"]),
     ],
     ids=lambda value: " ".join(map(str, value))[:40].replace(LONG, "long"),
-)  # fmt: skip
+)
 def test_demo_refuses_bad_options(
     refused: Callable[..., None], pair: Pair, options: list[str | bytes], words: list[str]
 ) -> None:
@@ -103,20 +103,39 @@ def test_a_process_ends_with_one_line_and_2(start: Start, pair: Pair) -> None:
         (["generate", "--server", f"{'x' * 70}:1", "--insecure"], ["--server", "HOST:PORT"]),
         (["generate", "--server", "localhost:1"], ["--identity", "keygen", "--insecure"]),
         (["generate", "--server", "localhost:1", "--identity", "d"], ["--trust", "--insecure"]),
-        (["generate", "--server", "localhost:1", "--identity", "d", "--trust", "f"],
-         ["there is no d/cert.pem", "keygen"]),
-        (["generate", "--server", "localhost:1", "--trust", "f", "--insecure"],
-         ["--insecure uses no certificates"]),
+        (
+            ["generate", "--server", "localhost:1", "--identity", "d", "--trust", "f"],
+            ["there is no d/cert.pem", "keygen"],
+        ),
+        (
+            ["generate", "--server", "localhost:1", "--trust", "f", "--insecure"],
+            ["--insecure uses no certificates"],
+        ),
         (["keygen", "--name", "a b", "--out", "d"], ["--name", "host name", "'a b'"]),
         (["keygen", "--name", "host", "--out", "d", "--days", "0"], ["--days", "1 to 3650"]),
         (["generate", "--insecure"], ["--server", "--help"]),
         (["serve", "--model", "m", "--listen", ":80", "--insecure"], ["--listen", "HOST:PORT"]),
         (["serve", "--model", "m", "--listen", "127.0.0.1:0"], ["--identity", "--insecure"]),
         (["serve", "--model", "m", "--listen", "127.0.0.1:0", "--insecure"], ["m is not a dir"]),
-        (["serve", "--model", "m", "--listen", "127.0.0.1:0", "--insecure", "--disk", "5"],
-         ["--disk", "--pool", "give both"]),
-        (["serve", "--model", "m", "--listen", "127.0.0.1:0", "--insecure", "--pool", "p",
-          "--disk", "0"], ["--disk must be 1 or more"]),
+        (
+            ["serve", "--model", "m", "--listen", "127.0.0.1:0", "--insecure", "--disk", "5"],
+            ["--disk", "--pool", "give both"],
+        ),
+        (
+            [
+                "serve",
+                "--model",
+                "m",
+                "--listen",
+                "127.0.0.1:0",
+                "--insecure",
+                "--pool",
+                "p",
+                "--disk",
+                "0",
+            ],
+            ["--disk must be 1 or more"],
+        ),
         ([], ["command", "--help"]),
         (["no-such-command"], ["no-such-command", "--help"]),
     ],

@@ -29,9 +29,14 @@ def test_only_a_slow_network_has_it_at_the_same_cost(
     for network in ("local", "lan"):
         file = tmp_path / f"{network}.json"
         command = start(
-            *pair.demo, *options, "--network", network, "--json", str(file),
+            *pair.demo,
+            *options,
+            "--network",
+            network,
+            "--json",
+            str(file),
             XDG_CACHE_HOME=str(tmp_path / network),  # both fetch the hints
-        )  # fmt: skip
+        )
         assert command.wait(RUN_S) == 0, command.stderr
         found[network] = json.loads(file.read_text())
     local, lan = found["local"], found["lan"]
@@ -49,9 +54,16 @@ def test_only_a_slow_network_has_it_at_the_same_cost(
 @pytest.mark.parametrize("victim", ["provider", "client"])
 def test_a_party_killed_while_it_is_made_ends_both(start: Start, pair: Pair, victim: str) -> None:
     command = start(
-        *pair.demo, "--prompt", "def read(", "--max-new-tokens", "50", "--draft-length", "1",
-        "--network", "lan",
-    )  # fmt: skip
+        *pair.demo,
+        "--prompt",
+        "def read(",
+        "--max-new-tokens",
+        "50",
+        "--draft-length",
+        "1",
+        "--network",
+        "lan",
+    )
     assert eventually(lambda: bool(command.stdout), RUN_S), command.stderr
     time.sleep(0.5)  # into the first step
     supervisor, worker = command.provider()
@@ -63,9 +75,16 @@ def test_a_party_killed_while_it_is_made_ends_both(start: Start, pair: Pair, vic
 
 def test_ctrl_c_while_it_is_made_leaves_nothing(start: Start, pair: Pair) -> None:
     command = start(
-        *pair.demo, "--prompt", "def read(", "--max-new-tokens", "50", "--draft-length", "1",
-        "--network", "lan",
-    )  # fmt: skip
+        *pair.demo,
+        "--prompt",
+        "def read(",
+        "--max-new-tokens",
+        "50",
+        "--draft-length",
+        "1",
+        "--network",
+        "lan",
+    )
     assert eventually(lambda: bool(command.stdout), RUN_S), command.stderr
     time.sleep(0.5)  # into the first step
     command.send(signal.SIGINT)

@@ -123,8 +123,11 @@ def test_ranges_are_chosen_on_chats_and_shown_by_site(
     save_ranges(narrow, replace(config, norm_low=low))
     given = ("inspect", "--model", model, "--chats", chats, "--ranges", narrow, "--json", file)
     assert ran(*given)[0] == 0
-    left = [site["name"] for site in json.loads(file.read_text())["sites"]
-            if site["held"] == "checked" and site["head_room"] < 1]  # fmt: skip
+    left = [
+        site["name"]
+        for site in json.loads(file.read_text())["sites"]
+        if site["held"] == "checked" and site["head_room"] < 1
+    ]
     assert left == ["norm of attention", "norm of feed-forward", "last norm"]
 
 
@@ -137,13 +140,26 @@ def test_the_client_alone_is_told_where_a_text_left_the_ranges(
     ranges, config = tmp_path / "ranges.json", load_config(pair.private)
     save_ranges(ranges, replace(config, norm_low=(1024.0,), norm_high=(4096.0,)))
     server = start(
-        "serve", "--model", str(pair.private), "--ranges", str(ranges), "--listen", "127.0.0.1:0",
-        "--insecure", "--once", "--network", "lan",
-    )  # fmt: skip
+        "serve",
+        "--model",
+        str(pair.private),
+        "--ranges",
+        str(ranges),
+        "--listen",
+        "127.0.0.1:0",
+        "--insecure",
+        "--once",
+        "--network",
+        "lan",
+    )
     client = start(
-        *pair.generate(server.until_listening(), "--prompt", "def read"), "--max-new-tokens", "2",
-        "--network", "lan", "--standard",
-    )  # fmt: skip
+        *pair.generate(server.until_listening(), "--prompt", "def read"),
+        "--max-new-tokens",
+        "2",
+        "--network",
+        "lan",
+        "--standard",
+    )
     assert client.wait(RUN_S) == 1 == server.wait(END_S)
     assert "on shares hold, first at norm of attention in block 0" in client.stderr
     assert "block 0" not in server.stderr and "left the ranges" in server.stderr
@@ -153,11 +169,14 @@ def test_the_client_alone_is_told_where_a_text_left_the_ranges(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "is empty"), ("{", "line 1 of .* is not valid JSON"), ("[]", 'has no "messages"'),
-        ('{"messages": []}', 'has no "messages"'), ("[" * 99_999, "is not valid JSON"),
+        ("", "is empty"),
+        ("{", "line 1 of .* is not valid JSON"),
+        ("[]", 'has no "messages"'),
+        ('{"messages": []}', 'has no "messages"'),
+        ("[" * 99_999, "is not valid JSON"),
         ('{"messages": [{"role": "tool", "content": ""}]}', 'has no "messages"'),
     ],
-)  # fmt: skip
+)
 def test_chats_that_are_none(
     model: Path, tmp_path: Path, ran: Ran, content: str, said: str
 ) -> None:

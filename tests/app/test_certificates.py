@@ -41,9 +41,15 @@ def parties(tmp_path_factory: pytest.TempPathFactory, start_shared: Start) -> Pa
 @pytest.fixture(scope="module")
 def server(start_shared: Start, pair: Pair, parties: Parties) -> tuple[Command, int]:
     command = start_shared(
-        "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--jobs", "1",
+        "serve",
+        "--model",
+        str(pair.private),
+        "--listen",
+        "127.0.0.1:0",
+        "--jobs",
+        "1",
         *parties.options("provider", "client"),
-    )  # fmt: skip
+    )
     return command, command.until_listening()
 
 
@@ -51,9 +57,17 @@ def server(start_shared: Start, pair: Pair, parties: Parties) -> tuple[Command, 
 def ask(start: Start, pair: Pair, server: tuple[Command, int]) -> Callable[..., Command]:
     def run(*options: str) -> Command:
         return start(
-            "generate", "--server", f"127.0.0.1:{server[1]}", "--draft-model", str(pair.public),
-            "--max-new-tokens", "4", "--temperature", "0", *options,
-        )  # fmt: skip
+            "generate",
+            "--server",
+            f"127.0.0.1:{server[1]}",
+            "--draft-model",
+            str(pair.public),
+            "--max-new-tokens",
+            "4",
+            "--temperature",
+            "0",
+            *options,
+        )
 
     return run
 

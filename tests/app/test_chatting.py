@@ -26,9 +26,7 @@ from tests.app.processes import ERROR, Command, Start
 from tests.patience import RUN_S
 from tests.tiny import save_tokenizer
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
-)
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +40,15 @@ def model(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def chat(port: int, *options: str) -> list[str]:
     return [
-        "chat", "--server", f"127.0.0.1:{port}", "--insecure", "--temperature", "0", "--standard",
+        "chat",
+        "--server",
+        f"127.0.0.1:{port}",
+        "--insecure",
+        "--temperature",
+        "0",
+        "--standard",
         *options,
-    ]  # fmt: skip
+    ]
 
 
 def answers(command: Command) -> list[str]:
@@ -53,7 +57,8 @@ def answers(command: Command) -> list[str]:
 
 
 def test_turns_between_two_processes(start: Start, pair: Pair, model: Path, tmp_path: Path) -> None:
-    """In one session, whose cache stays; an answer that is interrupted ends, and the chat goes on.
+    """In one session, whose cache stays; an answer that is interrupted ends, and the chat goes
+    on.
     """
     server = start("serve", "--model", str(model), "--listen", "127.0.0.1:0", "--insecure")
     talking = start(*chat(server.until_listening(), "--max-new-tokens", "12"), talks=True)
@@ -79,10 +84,24 @@ def test_one_turn_is_a_completion_of_the_chat(
     """With both parties here; --json as of generate."""
     out = tmp_path / "turn.json"
     one = start(
-        "chat", "--model", str(model), "--prompt", "hi", "--system", "be brief",
-        "--max-new-tokens", "3", "--temperature", "0", "--json", str(out),
-        "--draft-model", str(pair.public), "--draft-length", "2",
-    )  # fmt: skip
+        "chat",
+        "--model",
+        str(model),
+        "--prompt",
+        "hi",
+        "--system",
+        "be brief",
+        "--max-new-tokens",
+        "3",
+        "--temperature",
+        "0",
+        "--json",
+        str(out),
+        "--draft-model",
+        str(pair.public),
+        "--draft-length",
+        "2",
+    )
     assert one.wait(RUN_S) == 0, one.stderr
     result = json.loads(out.read_text())
     assert result["text"] + "\n" == one.stdout and len(result["token_ids"]) == 3
@@ -101,10 +120,17 @@ class Sessions:
         self._lengths, self._error = list(lengths), error
 
     def run_as_client(
-        self, server: Any, program: Any, request: ChatRequest, inputs: ClientInputs,
-        on_event: Callable[[dict[str, Any], Any], None], *, look: Callable[[], None],
-        hears: Callable[[Callable[..., None]], None], **rest: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        server: Any,
+        program: Any,
+        request: ChatRequest,
+        inputs: ClientInputs,
+        on_event: Callable[[dict[str, Any], Any], None],
+        *,
+        look: Callable[[], None],
+        hears: Callable[[Callable[..., None]], None],
+        **rest: Any,
+    ) -> Any:
         assert request.prompt_tokens == len(inputs.prompt)
         self.begun.append([*request.public_prefix, *inputs.prompt])
         said: list[dict[str, Any]] = []
@@ -114,9 +140,15 @@ class Sessions:
             report = {"finish_reason": "length"}
             seconds = {"offline": 0.0, "prefill": 0.0, "decode": 0.0}
             on_event(
-                {"event": "answer", "text": answer, "token_ids": [1], "report": report,
-                 "seconds": seconds}, None,
-            )  # fmt: skip
+                {
+                    "event": "answer",
+                    "text": answer,
+                    "token_ids": [1],
+                    "report": report,
+                    "seconds": seconds,
+                },
+                None,
+            )
             look()
             self.turns += said
             if said and "end" in said[-1]:
@@ -135,9 +167,12 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def held(
-    tokenizer: Tokenizer, sessions: Sessions, lines: list[str], monkeypatch: pytest.MonkeyPatch,
+    tokenizer: Tokenizer,
+    sessions: Sessions,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
     template: str = TEMPLATE,
-) -> None:  # fmt: skip
+) -> None:
     """A chat in which the user says `lines`."""
     coming = [*lines, None]
     monkeypatch.setattr(conversing, "run_as_client", sessions.run_as_client)
@@ -177,8 +212,9 @@ def test_a_session_that_ends_is_followed_by_one_with_all_that_was_said(
     held(tokenizer, sessions, ["hi", "and?"], monkeypatch)
     said = Message("user", "hi"), Message("assistant", "answer 0"), Message("user", "and?")
     assert [tokenizer.decode(tokens) for tokens in sessions.begun] == [
-        whole(tokenizer, said[0]), whole(tokenizer, *said),
-    ]  # fmt: skip
+        whole(tokenizer, said[0]),
+        whole(tokenizer, *said),
+    ]
 
 
 def test_a_template_that_rewrites_the_past_begins_a_session(
@@ -188,8 +224,9 @@ def test_a_template_that_rewrites_the_past_begins_a_session(
     sessions = Sessions(5, 5)
     held(tokenizer, sessions, ["hi", "and?"], monkeypatch, last)
     assert [tokenizer.decode(tokens) for tokens in sessions.begun] == [
-        "<user>hi<assistant>", "<user>and?<assistant>",
-    ]  # fmt: skip
+        "<user>hi<assistant>",
+        "<user>and?<assistant>",
+    ]
 
 
 def test_a_provider_that_never_answers_ends_the_chat(
@@ -260,9 +297,14 @@ def test_a_worker_that_has_ended_hears_nothing(
     ],
 )
 def test_bad_input(
-    options: list[str], words: str, pair: Pair, model: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    options: list[str],
+    words: str,
+    pair: Pair,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     given = [option.format(pair=pair.private, model=model) for option in options]
     with pytest.raises(SystemExit) as end:

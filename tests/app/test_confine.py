@@ -84,9 +84,13 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         (root / "blob").write_bytes(b"x")
         (folders[0] / "link").symlink_to(root / "blob")
         done = subprocess.run(
-            [sys.executable, "-c", TRIES, *map(str, folders)], capture_output=True, text=True,
-            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60,
-        )  # fmt: skip
+            [sys.executable, "-c", TRIES, *map(str, folders)],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            timeout=60,
+        )
         assert done.returncode == 0, done.stderr
         found: dict[str, object] = json.loads(done.stdout)
         return found
@@ -100,9 +104,13 @@ def test_files_that_are_not_its_own(tried: dict[str, object]) -> None:
     for deed in ("read own", "write own", "remove own"):
         assert tried[deed] == "done", deed
     for deed in (
-        "read by a link", "read other", "list other", "write other", "write what it reads",
+        "read by a link",
+        "read other",
+        "list other",
+        "write other",
+        "write what it reads",
         "remove what it reads",
-    ):  # fmt: skip
+    ):
         assert tried[deed] == "EACCES", deed
 
 
@@ -111,9 +119,12 @@ def test_calls_that_reach_further(tried: dict[str, object]) -> None:
         pytest.skip("this kernel, or this processor, has no such filter")
     assert tried["run"] in ("EPERM", "EACCES")
     for deed in (
-        "make a socket", "make a pipe", "signal its parent", "reach another process",
+        "make a socket",
+        "make a pipe",
+        "signal its parent",
+        "reach another process",
         "take a capability",
-    ):  # fmt: skip
+    ):
         assert tried[deed] == "EPERM", deed
     assert tried["reach the network"] == tried["start a thread"] == "done"
     assert tried["reach from an older thread"] == "EPERM"
@@ -151,8 +162,13 @@ def test_what_each_number_is_answered() -> None:
     unix, internet, internet_6, vsock, flags = 1, 2, 10, 40, 0x80800
     for family in (internet, internet_6):
         assert answer(41, family, 1 | flags, 0) == answer(41, family, 1, 6) == allow
-    for wrong in ((unix, 1, 0), (vsock, 1, 0), (internet, 2, 0), (internet, 3, 6),
-                  (internet, 1, 262)):  # fmt: skip
+    for wrong in (
+        (unix, 1, 0),
+        (vsock, 1, 0),
+        (internet, 2, 0),
+        (internet, 3, 6),
+        (internet, 1, 262),
+    ):
         assert answer(41, *wrong) == refuse
     new_user, thread = 0x10000000, 0x003D0F00
     assert answer(56, thread) == allow
@@ -173,9 +189,15 @@ def test_workers_give_it_up(start: Start, pair: Pair) -> None:
     if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 1:
         pytest.skip("this kernel has no Landlock")
     command = start(
-        *pair.demo, "--prompt", "a", "--max-new-tokens", "50", "--draft-length", "1",
+        *pair.demo,
+        "--prompt",
+        "a",
+        "--max-new-tokens",
+        "50",
+        "--draft-length",
+        "1",
         installed=True,  # as users have it, whose packages are found another way
-    )  # fmt: skip
+    )
     command.until_phase("prefilling")
     workers = [p for p in command.processes() if p.is_worker]
     assert len(workers) == 2

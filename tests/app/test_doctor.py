@@ -25,15 +25,34 @@ def test_a_healthy_machine(start: Start, pair: Pair, tmp_path: Path) -> None:
     identity.make(tmp_path / "you", "you.example", 3)
     file = tmp_path / "found.json"
     command = start(
-        "doctor", *credentials(tmp_path / "me", tmp_path / "you"), "--listen", "127.0.0.1:0",
-        "--model", str(pair.private), "--pool", str(tmp_path / "pool"), "--json", str(file),
-    )  # fmt: skip
+        "doctor",
+        *credentials(tmp_path / "me", tmp_path / "you"),
+        "--listen",
+        "127.0.0.1:0",
+        "--model",
+        str(pair.private),
+        "--pool",
+        str(tmp_path / "pool"),
+        "--json",
+        str(file),
+    )
     assert command.wait(RUN_S) == 0, command.stderr
     found = {f["what"]: f for f in json.loads(file.read_text())["findings"]}
     assert list(found) == [
-        "python", "processor", "packages", "settings", "memory", "namespace", "confined", "clock",
-        "own certificate", "trusted peer", "listen", "model", "pool",
-    ]  # fmt: skip
+        "python",
+        "processor",
+        "packages",
+        "settings",
+        "memory",
+        "namespace",
+        "confined",
+        "clock",
+        "own certificate",
+        "trusted peer",
+        "listen",
+        "model",
+        "pool",
+    ]
     assert found.pop("trusted peer")["level"] == WARNING  # in three days
     assert {found.pop(what)["level"] for what in ("namespace", "confined")} <= {OK, WARNING}
     assert all(f["level"] == OK for f in found.values()), found
@@ -44,9 +63,16 @@ def test_whatever_is_wrong_is_said_and_ends_with_one(start: Start, tmp_path: Pat
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = f"127.0.0.1:{listener.getsockname()[1]}"
         command = start(
-            "doctor", "--identity", "nothing", "--trust", "nobody.pem", "--listen", taken,
-            "--model", "nowhere",
-        )  # fmt: skip
+            "doctor",
+            "--identity",
+            "nothing",
+            "--trust",
+            "nobody.pem",
+            "--listen",
+            taken,
+            "--model",
+            "nowhere",
+        )
         assert command.wait(RUN_S) == 1
     assert command.errors == ["not ready: certificates, listen, model"]
     for said in ("there is no nothing/cert.pem", "in use", "nowhere"):
@@ -63,9 +89,13 @@ def test_whether_a_provider_lets_one_in(start: Start, pair: Pair, tmp_path: Path
         return credentials(folders[own], folders[other])
 
     server = start(
-        "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0",
+        "serve",
+        "--model",
+        str(pair.private),
+        "--listen",
+        "127.0.0.1:0",
         *known("provider", "client"),
-    )  # fmt: skip
+    )
     at = f"127.0.0.1:{server.until_listening()}"
     good = start("doctor", "--server", at, *known("client", "provider"))
     assert good.wait(RUN_S) == 0 and "is provider.example" in good.stdout, good.stdout
@@ -96,9 +126,7 @@ def test_single_checks(finding: Finding, level: str, said: str) -> None:
     assert finding.level == level and said in finding.said
 
 
-def test_validity_is_judged_by_the_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validity_is_judged_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = identity.make(tmp_path / "me", "me", 1)
 
     class Later(datetime):

@@ -40,10 +40,14 @@ class Tried(NamedTuple):
 
 def _run(targets: dict[str, Any], ways: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps(targets), *ways], capture_output=True, text=True,
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120,
+        [sys.executable, str(PROGRAM), json.dumps(targets), *ways],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=120,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def _arrived(sockets: dict[str, socket.socket]) -> list[str]:
@@ -77,9 +81,12 @@ def _outside(folder: Path, opened: ExitStack) -> Iterator[tuple[str, Any]]:
     posix.write_bytes(b"secret")
     opened.callback(posix.unlink)
     yield from {
-        "key": KEY, "own": str(folder / "own"), "folder": str(folder / "others"),
-        "outside": str(outside), "posix_memory": str(posix),
-    }.items()  # fmt: skip
+        "key": KEY,
+        "own": str(folder / "own"),
+        "folder": str(folder / "others"),
+        "outside": str(outside),
+        "posix_memory": str(posix),
+    }.items()
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +101,10 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
         abstract = f"spu-llm-escapes-{os.getpid()}"
         sockets = {
             "datagrams": socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
-            "streams": socket.socket(socket.AF_UNIX), "abstract": socket.socket(socket.AF_UNIX),
+            "streams": socket.socket(socket.AF_UNIX),
+            "abstract": socket.socket(socket.AF_UNIX),
             "udp": socket.socket(type=socket.SOCK_DGRAM),
-        }  # fmt: skip
+        }
         for sock in sockets.values():
             opened.enter_context(sock)
         sockets["udp"].bind(("127.0.0.1", 0))
@@ -107,8 +115,9 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
             sockets[name].listen(64)
         targets |= names | {"abstract": abstract, "udp": sockets["udp"].getsockname()[1]}
         victim = opened.enter_context(
-            subprocess.Popen([sys.executable, "-c", VICTIM], stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE)  # fmt: skip
+            subprocess.Popen(
+                [sys.executable, "-c", VICTIM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
         )
         opened.callback(victim.kill)
         assert victim.stdout is not None

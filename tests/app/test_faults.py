@@ -163,9 +163,7 @@ def test_a_frozen_client_ends_serve_once(
     [("starting", False), ("prefilling", False), ("decoding", True)],
     [("preparing", False), ("prefilling", True), ("decoding", False)],
 )
-def test_ctrl_c(
-    demo: Callable[[str, str], Command], program: str, phase: str, group: bool
-) -> None:
+def test_ctrl_c(demo: Callable[[str, str], Command], program: str, phase: str, group: bool) -> None:
     command = demo(program, phase)
     command.send(signal.SIGINT, group=group)
     command.assert_failed(130, "interrupted", within_s=END_S)
@@ -175,11 +173,7 @@ def test_ctrl_c(
 @cases(
     "phase signum",
     [("prefilling", signal.SIGKILL)],
-    [
-        ("starting", signal.SIGKILL),
-        ("decoding", signal.SIGTERM),
-        ("decoding", signal.SIGHUP),
-    ],
+    [("starting", signal.SIGKILL), ("decoding", signal.SIGTERM), ("decoding", signal.SIGHUP)],
     [("decoding", signal.SIGKILL)],
 )
 def test_a_killed_demo_leaves_nothing(
@@ -270,7 +264,8 @@ def test_a_spoilt_connection_ends_both(
 @pytest.mark.parametrize(
     ("who", "fault"),
     [
-        ("client", "deadlocked"), pytest.param("provider", "stopped", marks=slow),
+        ("client", "deadlocked"),
+        pytest.param("provider", "stopped", marks=slow),
         pytest.param("provider", "deadlocked", marks=slow),
     ],
 )

@@ -104,9 +104,7 @@ def test_another_document_and_a_damaged_one_are_fetched(
     assert text_format(provider.server).path.read_bytes() == first_document
 
 
-def test_the_last_ones_stay(
-    provider: Provider, pair: Pair, tmp_path: Path
-) -> None:
+def test_the_last_ones_stay(provider: Provider, pair: Pair, tmp_path: Path) -> None:
     content = json.loads(provider.document)
     paths = []
     for i in range(KEPT + 1):
@@ -127,9 +125,13 @@ def test_the_last_ones_stay(
     ],
 )
 def test_what_is_refused_and_not_kept(
-    provider: Provider, tmp_path: Path, digest: str, document: bytes | None,
-    error: type[PeerError], words: str,
-) -> None:  # fmt: skip
+    provider: Provider,
+    tmp_path: Path,
+    digest: str,
+    document: bytes | None,
+    error: type[PeerError],
+    words: str,
+) -> None:
     provider.digest = digest
     provider.document = provider.document if document is None else document
     with pytest.raises(error, match=words):

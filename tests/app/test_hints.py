@@ -22,9 +22,21 @@ CLIENTS = [
     ["prepare", "--pool", "pool"],
     ["split", "generate", "--mode", "mpc", "--server", "h:1"],
     ["split", "prepare", "--mode", "mpc", "--server", "h:1", "--pool", "pool"],
-    ["dp", "generate", "--server", "h:1", "--references", "r", "--query", "q", "--texts", "1",
-     "--out", "o"],
-]  # fmt: skip
+    [
+        "dp",
+        "generate",
+        "--server",
+        "h:1",
+        "--references",
+        "r",
+        "--query",
+        "q",
+        "--texts",
+        "1",
+        "--out",
+        "o",
+    ],
+]
 
 
 def hints_in(cache: Path, role: str) -> Path:
@@ -79,16 +91,26 @@ def test_two_providers_certificates_have_two_folders(
     found = []
     for name in ("one", "two"):
         server = start(
-            "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--once",
+            "serve",
+            "--model",
+            str(pair.private),
+            "--listen",
+            "127.0.0.1:0",
+            "--once",
             *credentials(tmp_path / name, tmp_path / "client"),
-            stub="", XDG_CACHE_HOME=str(tmp_path),
-        )  # fmt: skip
+            stub="",
+            XDG_CACHE_HOME=str(tmp_path),
+        )
         client = start(
-            "generate", "--draft-model", str(pair.public),
-            "--server", f"127.0.0.1:{server.until_listening()}",
+            "generate",
+            "--draft-model",
+            str(pair.public),
+            "--server",
+            f"127.0.0.1:{server.until_listening()}",
             *credentials(tmp_path / "client", tmp_path / name),
-            stub="", XDG_CACHE_HOME=str(tmp_path),
-        )  # fmt: skip
+            stub="",
+            XDG_CACHE_HOME=str(tmp_path),
+        )
         assert client.wait(RUN_S) == 0 and server.wait(END_S) == 0, client.stderr
         found.append({path.name for path in hints_in(tmp_path, "client").iterdir()})
     assert len(found[0]) == 1 and len(found[1]) == 2 and found[0] < found[1]
@@ -119,9 +141,7 @@ def test_a_model_whose_hints_do_not_fit_is_refused(
 
 
 @slow
-def test_the_number_that_is_asked_for_does(
-    demo: Callable[[str], Command], tmp_path: Path
-) -> None:
+def test_the_number_that_is_asked_for_does(demo: Callable[[str], Command], tmp_path: Path) -> None:
     """It, and no smaller one; another layout's files go."""
     refused, root = demo("1"), hints_in(tmp_path, "client")
     assert refused.wait(RUN_S) == 2

@@ -70,15 +70,15 @@ def test_what_cannot_be_imported_ends_in_one_line(
     (line,) = errors.splitlines()
     assert (code, said) == (2, "") and str(source) in line
     expected = {
-        "absent": "No such file", "cut": "ends beyond the end of the file",
-        "text": "is no GGUF file", "config": "config.json is a phi3 model; only",
-    }  # fmt: skip
+        "absent": "No such file",
+        "cut": "ends beyond the end of the file",
+        "text": "is no GGUF file",
+        "config": "config.json is a phi3 model; only",
+    }
     assert expected[what] in line
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
-def test_no_place_to_write(
-    gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_place_to_write(gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, errors = run([gguf, "--out", tmp_path / "no" / "out"], capsys)
     assert code == 2 and "cannot be made: No such file or directory" in errors

@@ -27,7 +27,7 @@ HOSTILE = {
 def test_both_parties_work(start: Start, pair: Pair) -> None:
     demo = start(
         *pair.demo, "--prompt", "ab", "--max-new-tokens", "2", "--draft-length", "1", **HOSTILE
-    )  # fmt: skip
+    )
     assert demo.wait(120) == 0, demo.stderr
     assert demo.stdout
 
@@ -43,9 +43,13 @@ def test_doctor_says_what_was_overridden(start: Start, pair: Pair) -> None:
 def test_what_runs_as_a_module(module: str) -> None:
     work = f"import {module}, jax; print((jax.numpy.arange(3) + 1).dtype, jax.devices())"
     done = subprocess.run(
-        [sys.executable, "-c", work], capture_output=True, text=True, cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | HOSTILE, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", work],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | HOSTILE,
+        timeout=60,
+    )
     assert done.stdout == "int32 [CpuDevice(id=0)]\n", done.stderr
 
 
@@ -64,7 +68,11 @@ def test_nothing_imports_jax_before() -> None:
     """The command line and the worker's module leave it to what they call after `settle`."""
     work = "import sys, spu_llm.app.cli, spu_llm.service.worker; print('jax' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", work], capture_output=True, text=True, cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", work],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
     assert done.stdout == "False\n", done.stderr

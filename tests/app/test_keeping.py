@@ -231,9 +231,17 @@ def said(command: Command, count: int, words: str) -> None:
 
 def at_server(pair: Pair, port: int, pool: Path) -> list[str]:
     return [
-        "prepare", "--watch", "--server", f"127.0.0.1:{port}", "--insecure", "--pool", str(pool),
-        "--draft-model", str(pair.public), *REQUEST,
-    ]  # fmt: skip
+        "prepare",
+        "--watch",
+        "--server",
+        f"127.0.0.1:{port}",
+        "--insecure",
+        "--pool",
+        str(pool),
+        "--draft-model",
+        str(pair.public),
+        *REQUEST,
+    ]
 
 
 def test_two_machines_from_the_first_stock_to_the_end(
@@ -263,9 +271,18 @@ def test_two_machines_from_the_first_stock_to_the_end(
 def test_one_machine_ends_by_ctrl_c(start: Start, pair: Pair, tmp_path: Path) -> None:
     pool = tmp_path / "pool"
     client = start(
-        "prepare", "--watch", "--pool", str(pool), "--model", str(pair.private),
-        "--draft-model", str(pair.public), *REQUEST, stub="", **QUICKLY,
-    )  # fmt: skip
+        "prepare",
+        "--watch",
+        "--pool",
+        str(pool),
+        "--model",
+        str(pair.private),
+        "--draft-model",
+        str(pair.public),
+        *REQUEST,
+        stub="",
+        **QUICKLY,
+    )
     client.until("stdout", "made material")
     use_up(pool, 20)
     said(client, 3, "made material in")

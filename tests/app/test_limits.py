@@ -102,9 +102,7 @@ def test_a_session_has_an_end(later: Callable[[float], None]) -> None:
             guard()
 
 
-def test_traffic_counts_over_a_clients_sessions_for_an_hour(
-    later: Callable[[float], None]
-) -> None:
+def test_traffic_counts_over_a_clients_sessions_for_an_hour(later: Callable[[float], None]) -> None:
     accounts = Accounts(Limits(traffic_bytes=10_000_000))
     with watching(accounts, ONE, Relay(6_000_000)), watching(accounts, ONE) as second:
         second()
@@ -217,10 +215,22 @@ def calling(
         for one, other in (("provider", "client"), ("client", "provider"))
     )
     options = ServeOptions(
-        pair.private, "127.0.0.1", 0, "local", once=False, sessions=2, sessions_of_one=1,
-        limits=Limits(traffic_bytes=300_000), studies=False, pool=None, disk_bytes=None,
-        disk_bytes_of_one=None, jobs=1, identity=own, exit_with_parent=False,
-    )  # fmt: skip
+        pair.private,
+        "127.0.0.1",
+        0,
+        "local",
+        once=False,
+        sessions=2,
+        sessions_of_one=1,
+        limits=Limits(traffic_bytes=300_000),
+        studies=False,
+        pool=None,
+        disk_bytes=None,
+        disk_bytes_of_one=None,
+        jobs=1,
+        identity=own,
+        exit_with_parent=False,
+    )
     stated = agreeing.of_provider(PRIVATE, None, "local", 1)
     monkeypatch.setattr(provider, "REFUSAL_BYTES", 20_000)
     with (
@@ -274,7 +284,7 @@ def test_calls_have_an_end(calling: tuple[Sessions, Callable[..., None]]) -> Non
 
 
 def test_before_a_session_a_connection_moves_little_and_that_counts(
-    calling: tuple[Sessions, Any]
+    calling: tuple[Sessions, Any],
 ) -> None:
     sessions, call = calling
     stream = call.connect()
@@ -313,7 +323,5 @@ def test_clients_with_nothing_to_count_are_forgotten(later: Callable[[float], No
         (["--client-memory", "0"], "--client-memory must be 1 or more, in MB"),
     ],
 )
-def test_limits_that_make_no_sense(
-    start: Start, pair: Pair, options: list[str], said: str
-) -> None:
+def test_limits_that_make_no_sense(start: Start, pair: Pair, options: list[str], said: str) -> None:
     start(*pair.serve(*options)).assert_failed(2, said, within_s=END_S)

@@ -57,9 +57,7 @@ def test_material_of_each_peer_is_listed(pool: Path, capsys: pytest.CaptureFixtu
     ]
 
 
-def test_the_list_as_json(
-    pool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_as_json(pool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "list.json"
     listed(capsys, str(pool), "--json", str(file))
     result = json.loads(file.read_text())

@@ -56,9 +56,18 @@ def greedy(pair: Pair, count: int) -> list[int]:
 def test_demo_writes_the_plaintext_text(start: Start, llamas: Pair, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     demo = start(
-        *llamas.demo, "--prompt", PROMPT, "--temperature", "0", "--draft-length", str(DRAFTS),
-        "--max-new-tokens", str(NEW), "--json", str(file),
-    )  # fmt: skip
+        *llamas.demo,
+        "--prompt",
+        PROMPT,
+        "--temperature",
+        "0",
+        "--draft-length",
+        str(DRAFTS),
+        "--max-new-tokens",
+        str(NEW),
+        "--json",
+        str(file),
+    )
     assert demo.wait(RUN_S) == 0, demo.stderr
     result = json.loads(file.read_text())
     assert result["token_ids"] == greedy(llamas, NEW)
@@ -90,8 +99,19 @@ def test_an_estimate_needs_a_shape_alone(llamas: Pair, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((llamas.private / "config.json").read_text())
     file = tmp_path / "out.json"
     with pytest.raises(SystemExit) as end:
-        cli.main(["estimate", "--model", str(tmp_path), "--prompt-tokens", "5", "--draft-length",
-                  "2", "--json", str(file)])  # fmt: skip
+        cli.main(
+            [
+                "estimate",
+                "--model",
+                str(tmp_path),
+                "--prompt-tokens",
+                "5",
+                "--draft-length",
+                "2",
+                "--json",
+                str(file),
+            ]
+        )
     assert end.value.code == 0
     result = json.loads(file.read_text(encoding="utf-8"))
     assert result["model"]["family"] == "llama" and result["step"]["seconds"] > 0

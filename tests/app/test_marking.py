@@ -82,14 +82,22 @@ def test_the_history_has_contexts_before_text_is_shown(
     ],
 )
 def test_what_is_refused(
-    key: str, options: Sequence[str], words: Sequence[str], pair: Pair, tmp_path: Path,
+    key: str,
+    options: Sequence[str],
+    words: Sequence[str],
+    pair: Pair,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     own = Tokenizer.load(pair.public).digest
     schemes = {
-        "race": RACE, "open": RACE, "busy": RACE, "stray": RACE,
-        "candidates": Scheme(), "foreign": Scheme(method="race", tokenizer="other"),
-    }  # fmt: skip
+        "race": RACE,
+        "open": RACE,
+        "busy": RACE,
+        "stray": RACE,
+        "candidates": Scheme(),
+        "foreign": Scheme(method="race", tokenizer="other"),
+    }
     path = tmp_path / key
     if key in schemes:
         scheme = schemes[key]
@@ -122,13 +130,19 @@ def test_what_is_refused(
     ],
 )
 def test_several_keys_that_are_refused(
-    kinds: Sequence[str], candidates: int, words: Sequence[str], pair: Pair, tmp_path: Path,
+    kinds: Sequence[str],
+    candidates: int,
+    words: Sequence[str],
+    pair: Pair,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     own = Tokenizer.load(pair.public).digest
     schemes = {kind: Scheme() for kind in "abcde"} | {
-        "other": Scheme(3), "race": RACE, "more": RACE,
-    }  # fmt: skip
+        "other": Scheme(3),
+        "race": RACE,
+        "more": RACE,
+    }
     given = []
     for kind in kinds:
         given += ["--watermark", str(tmp_path / kind)]
@@ -152,9 +166,18 @@ def test_two_processes_mark_what_its_key_finds(start: Start, tmp_path: Path) -> 
     sizes, tokens = [], []
     for new in (28, 2):
         demo = start(
-            "demo", "--verify", "race", "--watermark", str(key), "--temperature", "1",
-            "--max-new-tokens", str(new), "--json", str(file),
-        )  # fmt: skip
+            "demo",
+            "--verify",
+            "race",
+            "--watermark",
+            str(key),
+            "--temperature",
+            "1",
+            "--max-new-tokens",
+            str(new),
+            "--json",
+            str(file),
+        )
         assert demo.wait(RUN_S) == 0, demo.stderr
         result = json.loads(file.read_text())
         assert result["config"]["watermark"] == {"method": "race", "ngram": 4, "keys": 1}
@@ -171,8 +194,17 @@ def test_two_processes_mark_what_its_key_finds(start: Start, tmp_path: Path) -> 
     both = first | noise.names(tokens[1], 0, len(tokens[1]))
     assert 8 * len(both) <= sizes[1] - header
     told = tmp_path / "found.json"
-    detect = start("watermark", "detect", str(text), "--key", str(key), "--tokenizer",
-                   str(shipped("public")), "--json", str(told))  # fmt: skip
+    detect = start(
+        "watermark",
+        "detect",
+        str(text),
+        "--key",
+        str(key),
+        "--tokenizer",
+        str(shipped("public")),
+        "--json",
+        str(told),
+    )
     assert detect.wait(RUN_S) == 0 and detect.stdout.startswith("marked")
     assert json.loads(told.read_text())["log10_p"] < -6
 
@@ -192,9 +224,21 @@ def test_two_processes_choose_among_candidates(
         marked += ["--watermark", str(keys[-1])]
         found += ["--key", str(keys[-1])]
     demo = start(
-        "demo", *marked, "--candidates", str(candidates), "--draft-length", "1",
-        "--temperature", "1", "--max-new-tokens", "40", "--seed", "5", "--json", str(file),
-    )  # fmt: skip
+        "demo",
+        *marked,
+        "--candidates",
+        str(candidates),
+        "--draft-length",
+        "1",
+        "--temperature",
+        "1",
+        "--max-new-tokens",
+        "40",
+        "--seed",
+        "5",
+        "--json",
+        str(file),
+    )
     assert demo.wait(RUN_S) == 0, demo.stderr
     result = json.loads(file.read_text())
     assert result["config"]["request.candidates"] == candidates
@@ -206,7 +250,15 @@ def test_two_processes_choose_among_candidates(
         _, names = history_path(key).read_bytes().split(b"\n", 1)
         assert len(names) > 8 * len(result["token_ids"])  # losers' seeds, too
     (text := tmp_path / "text").write_text(result["text"])
-    detect = start("watermark", "detect", str(text), *found, "--tokenizer",
-                   str(shipped("public")), "--json", str(told))  # fmt: skip
+    detect = start(
+        "watermark",
+        "detect",
+        str(text),
+        *found,
+        "--tokenizer",
+        str(shipped("public")),
+        "--json",
+        str(told),
+    )
     assert detect.wait(RUN_S) == 0
     assert json.loads(told.read_text())["log10_p"] < -2

@@ -30,8 +30,12 @@ from tests.tiny import LLAMA, PRIVATE, VOCAB, endless, save_tokenizer, tiny_para
 SEEDS = range(20)
 FAMILIES = ("gpt2", "llama")
 TEXTS = (
-    "", "def read(path):\n    return path", "hello world", "héllo  漢字 🙂", "<|endoftext|>a</s>b"
-)  # fmt: skip
+    "",
+    "def read(path):\n    return path",
+    "hello world",
+    "héllo  漢字 🙂",
+    "<|endoftext|>a</s>b",
+)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +88,23 @@ def other_type(content: Any, rng: random.Random) -> Any:
 def extreme(content: Any, rng: random.Random) -> Any:
     outer, key = _place(content, rng)
     outer[key] = rng.choice(
-        [0, -1, 2, 3, 2**31, 2**32, 10**12, 10**400, -0.0, 1e-300, 1e308, float("inf"),
-         float("-inf"), float("nan")]
-    )  # fmt: skip
+        [
+            0,
+            -1,
+            2,
+            3,
+            2**31,
+            2**32,
+            10**12,
+            10**400,
+            -0.0,
+            1e-300,
+            1e308,
+            float("inf"),
+            float("-inf"),
+            float("nan"),
+        ]
+    )
     return content
 
 
@@ -169,9 +187,12 @@ def refused(args: list[str], capsys: pytest.CaptureFixture[str], message: str) -
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_changed_config(
-    models: dict[str, Path], family: str, kind: Callable[[Any, random.Random], Any],
-    tmp_path: Path, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    models: dict[str, Path],
+    family: str,
+    kind: Callable[[Any, random.Random], Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = tmp_path / "text"
     text.write_text("def read(path):")
     met = set()
@@ -203,14 +224,23 @@ def _meaning(config: Any) -> dict[str, Any]:
     shape = config.shape()
     del shape["vocab_size"]
     if isinstance(config, GPT2Config):
-        return shape | {"activation_function": "gelu_new", "scale_attn_weights": True,
-                        "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True}
+        return shape | {
+            "activation_function": "gelu_new",
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "tie_word_embeddings": True,
+        }
     shape = {
-        name: value for name, value in shape.items()
+        name: value
+        for name, value in shape.items()
         if name == "rope_theta" or not name.startswith("rope_")
-    }  # fmt: skip
-    return shape | {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-                    "rope": config.rotary.describe() or {"rope_type": "default"}}  # fmt: skip
+    }
+    return shape | {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope": config.rotary.describe() or {"rope_type": "default"},
+    }
 
 
 def _reference(raw: dict[str, Any]) -> dict[str, Any]:
@@ -238,9 +268,12 @@ def _reference(raw: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_changed_tokenizer(
-    models: dict[str, Path], family: str, kind: Callable[[Any, random.Random], Any],
-    tmp_path: Path, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    models: dict[str, Path],
+    family: str,
+    kind: Callable[[Any, random.Random], Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     met = set()
     for seed in SEEDS:
         directory = Path(shutil.copytree(models[family], tmp_path / str(seed)))

@@ -39,8 +39,21 @@ def namespaces() -> Iterator[tuple[str, str]]:
     try:
         for name in names:
             _run("ip", "netns", "add", name)
-        _run("ip", "link", "add", names[0], "netns", names[0], "type", "veth",
-             "peer", "name", names[1], "netns", names[1])  # fmt: skip
+        _run(
+            "ip",
+            "link",
+            "add",
+            names[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            names[1],
+            "netns",
+            names[1],
+        )
         for name, address in zip(names, (PROVIDER, CLIENT), strict=True):
             _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", name)
             for device in (name, "lo"):
@@ -64,25 +77,41 @@ def test_completions_between_two_namespaces(
         return credentials(tmp_path / own, tmp_path / other)
 
     server = start(
-        "serve", "--model", str(pair.private), "--listen", f"{PROVIDER}:0", "--jobs", "1",
-        *known("provider", "client"), within=namespaces[0],
-    )  # fmt: skip
+        "serve",
+        "--model",
+        str(pair.private),
+        "--listen",
+        f"{PROVIDER}:0",
+        "--jobs",
+        "1",
+        *known("provider", "client"),
+        within=namespaces[0],
+    )
     port = server.until_listening()
     prompts = ["kanarie vogel", "een ander begin"]
 
     def asked(number: int, prompt: str) -> list[str]:
         return [
-            "generate", "--server", f"{PROVIDER}:{port}", "--draft-model", str(pair.public),
-            "--prompt", prompt, "--temperature", "0", "--max-new-tokens", "4",
-            "--json", str(tmp_path / f"{number}.json"), *known("client", "provider"),
-        ]  # fmt: skip
+            "generate",
+            "--server",
+            f"{PROVIDER}:{port}",
+            "--draft-model",
+            str(pair.public),
+            "--prompt",
+            prompt,
+            "--temperature",
+            "0",
+            "--max-new-tokens",
+            "4",
+            "--json",
+            str(tmp_path / f"{number}.json"),
+            *known("client", "provider"),
+        ]
 
     for number, prompt in enumerate(prompts):
         client = start(*asked(number, prompt), within=namespaces[1])
         assert client.wait(RUN_S) == 0, client.stderr
-    together = [
-        start(*asked(2 + i, prompts[i % 2]), within=namespaces[1]) for i in range(4)
-    ]
+    together = [start(*asked(2 + i, prompts[i % 2]), within=namespaces[1]) for i in range(4)]
     for client in together:
         assert client.wait(RUN_S) == 0, client.stderr
     texts = [json.loads((tmp_path / f"{i}.json").read_text())["token_ids"] for i in range(6)]

@@ -60,9 +60,7 @@ def test_every_command_with_a_prompt_takes_it_so(monkeypatch: pytest.MonkeyPatch
     assert own == ["options.py"]
 
 
-def test_a_prompt_that_cannot_be_had(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prompt_that_cannot_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoilt = tmp_path / "spoilt"
     spoilt.write_bytes(b"right\n\xff")
     assert "line 2 is not UTF-8" in refused(capsys, "demo", "--prompt-file", str(spoilt))
@@ -80,8 +78,10 @@ def test_a_prompt_that_cannot_be_had(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["generate", "--promt", "x"], "no option --promt; did you mean --prompt?; see "
-         "spu-llm generate --help"),
+        (
+            ["generate", "--promt", "x"],
+            "no option --promt; did you mean --prompt?; see spu-llm generate --help",
+        ),
         (["split", "tune", "--round=3"], "did you mean --rounds?; see spu-llm split tune --help"),
         (["demo", "--zzzz"], "there is no option --zzzz; see spu-llm demo --help"),
         (["demo", "word"], "found 'word', which belongs to no option; see spu-llm demo --help"),
@@ -89,11 +89,24 @@ def test_a_prompt_that_cannot_be_had(
         (["watermark", "detct"], "did you mean detect?; see spu-llm watermark --help"),
         (["demo", "--\x1b]52;c;x\x07"], "see spu-llm demo --help"),
     ],
-)  # fmt: skip
+)
 def test_what_is_nearly_right_is_named(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {"generate": ["--server", "h:1"], "split": ["--server", "h:1", "--texts", "t",
-             "--secrets", "s", "--model", "m", "--mode", "noir"]}  # fmt: skip
+    given = {
+        "generate": ["--server", "h:1"],
+        "split": [
+            "--server",
+            "h:1",
+            "--texts",
+            "t",
+            "--secrets",
+            "s",
+            "--model",
+            "m",
+            "--mode",
+            "noir",
+        ],
+    }
     line = refused(capsys, *arguments, *given.get(arguments[0], []))
     assert words in line and "\x1b" not in line

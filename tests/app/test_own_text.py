@@ -32,8 +32,15 @@ def test_a_text_goes_on_after_all_that_stands_before_it(
     server = start(*pair.serve("--system-prompt", str(own), "--prefix-pad", "16", "--once"))
     client = start(
         *pair.generate(server.until_listening(), "--public-prefix", PREFIX, "--prompt", PROMPT),
-        "--temperature", "0", "--draft-length", "2", "--max-new-tokens", "5", "--json", str(file),
-    )  # fmt: skip
+        "--temperature",
+        "0",
+        "--draft-length",
+        "2",
+        "--max-new-tokens",
+        "5",
+        "--json",
+        str(file),
+    )
     assert client.wait(RUN_S) == 0, client.stderr
     assert server.wait(RUN_S) == 0, server.stderr
     result, tokenizer = json.loads(file.read_text()), Tokenizer.load(pair.private)
@@ -91,8 +98,18 @@ def test_material_is_made_ahead_for_it(start: Start, pair: Pair, tmp_path: Path)
     server = start(*pair.serve("--system-prompt", str(own), "--pool", pools[0]))
     port = server.until_listening()
     address = ["--server", f"127.0.0.1:{port}", "--insecure", "--pool", pools[1]]
-    asked = ["--draft-model", str(pair.public), "--draft-length", "2", "--max-new-tokens", "4",
-             "--public-prefix", PREFIX, "--prompt", PROMPT]  # fmt: skip
+    asked = [
+        "--draft-model",
+        str(pair.public),
+        "--draft-length",
+        "2",
+        "--max-new-tokens",
+        "4",
+        "--public-prefix",
+        PREFIX,
+        "--prompt",
+        PROMPT,
+    ]
     made, taken = tmp_path / "made.json", tmp_path / "taken.json"
     prepare = start("prepare", *address, *asked, "--steps", "3", "--json", str(made))
     assert prepare.wait(RUN_S) == 0, prepare.stderr

@@ -38,10 +38,22 @@ def test_a_text_is_written_and_ranges_are_chosen(
     text.write_text("def read(path):\n    return path\n")
     write_key(tmp_path / "key", Key.from_os(), Scheme(4, units="words"))
     with pytest.raises(SystemExit) as end:
-        cli.main([
-            "watermark", "embed", "--model", str(padded.private), "--key", str(tmp_path / "key"),
-            "--prompt", "def read", "--max-new-tokens", "12", "--json", str(file),
-        ])  # fmt: skip
+        cli.main(
+            [
+                "watermark",
+                "embed",
+                "--model",
+                str(padded.private),
+                "--key",
+                str(tmp_path / "key"),
+                "--prompt",
+                "def read",
+                "--max-new-tokens",
+                "12",
+                "--json",
+                str(file),
+            ]
+        )
     assert end.value.code == 0, capsys.readouterr().err
     assert max(json.loads(file.read_text())["tokens"]) < VOCAB
     with pytest.raises(SystemExit) as end:

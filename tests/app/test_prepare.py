@@ -42,9 +42,17 @@ slow = pytest.mark.slow
 
 def prepare(pair: Pair, port: int, pool: Path, *options: str) -> list[str]:
     return [
-        "prepare", "--server", f"127.0.0.1:{port}", "--insecure", "--pool", str(pool),
-        "--draft-model", str(pair.public), *REQUEST, *options,
-    ]  # fmt: skip
+        "prepare",
+        "--server",
+        f"127.0.0.1:{port}",
+        "--insecure",
+        "--pool",
+        str(pool),
+        "--draft-model",
+        str(pair.public),
+        *REQUEST,
+        *options,
+    ]
 
 
 def generate(pair: Pair, port: int, pool: Path, *options: str) -> list[str]:
@@ -83,9 +91,7 @@ def prepared(start_shared: Start, pair: Pair, tmp_path_factory: pytest.TempPathF
     file = root / "result.json"
     server = start_shared(*pair.serve("--pool", str(root / "provider")))
     options = ["--prompt", PROMPT, "--steps", str(NEW - 1), "--json", str(file)]
-    client = start_shared(
-        *prepare(pair, server.until_listening(), root / "client", *options)
-    )
+    client = start_shared(*prepare(pair, server.until_listening(), root / "client", *options))
     assert client.wait(RUN_S) == 0, client.stderr
     server.until("stderr", "session finished")
     server.send(signal.SIGKILL)
@@ -130,8 +136,9 @@ def test_what_was_made_is_told(prepared: Prepared, pair: Pair) -> None:
 def test_the_directories_hold_what_was_told(prepared: Prepared) -> None:
     told = {
         row["kind"]: (row["available_units"], row["stored_bytes"])
-        for row in prepared.result["material"] if row["available_units"]
-    }  # fmt: skip
+        for row in prepared.result["material"]
+        if row["available_units"]
+    }
     (client,), (provider,) = (stock.stocks(prepared.untaken / role) for role in ROLES)
     assert client.folder.name == prepared.result["config"]["peer"] != provider.folder.name
     for listed in (client, provider):
@@ -149,17 +156,27 @@ def test_a_step_that_the_disk_has_no_room_for_is_refused(
 
 
 @slow
-def test_as_much_is_made_as_the_disk_has_room_for(
-    start: Start, pair: Pair, tmp_path: Path
-) -> None:
+def test_as_much_is_made_as_the_disk_has_room_for(start: Start, pair: Pair, tmp_path: Path) -> None:
     """Both halves lie on one machine."""
+
     def prepared_here(pool: str, *options: str) -> dict[str, Any]:
         file = tmp_path / f"{pool}.json"
         client = start(
-            "prepare", "--pool", str(tmp_path / pool), "--model", str(pair.private),
-            "--draft-model", str(pair.public), "--prompt", PROMPT, "--draft-length", "2",
-            "--json", str(file), *options,
-        )  # fmt: skip
+            "prepare",
+            "--pool",
+            str(tmp_path / pool),
+            "--model",
+            str(pair.private),
+            "--draft-model",
+            str(pair.public),
+            "--prompt",
+            PROMPT,
+            "--draft-length",
+            "2",
+            "--json",
+            str(file),
+            *options,
+        )
         assert client.wait(RUN_S) == 0, client.stderr
         result: dict[str, Any] = json.loads(file.read_text())
         assert ("--disk leaves no room" in client.stdout) == (result["lacking_bytes"] > 0)
@@ -172,11 +189,18 @@ def test_as_much_is_made_as_the_disk_has_room_for(
     assert 0 < stock.stored_bytes(tmp_path / "bounded") <= room * 10**6
 
 
-@pytest.mark.parametrize(("client", "provider", "said"), [
-    (3_000_000, None, "take 5.0 MB more, but --disk leaves 3.0 MB in pool"),
-    (3_000_000, 2_000_000, r"take 5.0 MB more, but the provider has room for 2.0 MB.*serve --disk"),
-    (None, 0, "take 5.0 MB more, but the provider has room for 0.0 MB"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("client", "provider", "said"),
+    [
+        (3_000_000, None, "take 5.0 MB more, but --disk leaves 3.0 MB in pool"),
+        (
+            3_000_000,
+            2_000_000,
+            r"take 5.0 MB more, but the provider has room for 2.0 MB.*serve --disk",
+        ),
+        (None, 0, "take 5.0 MB more, but the provider has room for 0.0 MB"),
+    ],
+)
 def test_whose_disk_has_no_room_is_told(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, client: int | None, provider: int | None, said: str
 ) -> None:
@@ -249,14 +273,22 @@ def in_use(pool: Path) -> Iterator[None]:
     lock.close()
 
 
-@pytest.mark.parametrize(("spoil", "words"), [
-    (_cut, ["results.npy", "damaged", "remove"]),
-    pytest.param(_open_to_others, ["open to other users", "make it 700"], marks=slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_cut, ["results.npy", "damaged", "remove"]),
+        pytest.param(_open_to_others, ["open to other users", "make it 700"], marks=slow),
+    ],
+)
 def test_a_spoilt_directory_is_refused(
-    start: Start, pair: Pair, server: Command, prepared: Prepared, tmp_path: Path, spoil: Any,
+    start: Start,
+    pair: Pair,
+    server: Command,
+    prepared: Prepared,
+    tmp_path: Path,
+    spoil: Any,
     words: list[str],
-) -> None:  # fmt: skip
+) -> None:
     pool = prepared.copy(tmp_path / "pool")
     spoil(pool)
     client = start(*generate(pair, server.until_listening(), pool))
@@ -351,8 +383,9 @@ def test_a_completion_goes_first_while_watch_makes(
     assert watch.wait(END_S) == 0, watch.stderr
     kinds = [
         {kind.name: (kind.batches, kind.units) for kind in found.kinds}
-        for pool in pools for found in stock.stocks(pool)
-    ]  # fmt: skip
+        for pool in pools
+        for found in stock.stocks(pool)
+    ]
     assert kinds[0] == kinds[1] != {}
 
 

@@ -74,9 +74,16 @@ def test_nothing_is_printed_elsewhere() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["print(x)", "sys.stderr.write(x)", "out = sys.stdout", "traceback.print_exc()",
-     "sys.__stdout__.buffer.write(x)", "f(file=sys.stderr)", "open('/dev/tty')"],
-)  # fmt: skip
+    [
+        "print(x)",
+        "sys.stderr.write(x)",
+        "out = sys.stdout",
+        "traceback.print_exc()",
+        "sys.__stdout__.buffer.write(x)",
+        "f(file=sys.stderr)",
+        "open('/dev/tty')",
+    ],
+)
 def test_the_walk_sees_each_way_to_print(code: str) -> None:
     assert list(writes(ast.parse(code))) == [1]
 
@@ -147,8 +154,17 @@ for line in sys.stdin:
     print(json.dumps({"sequences": [one] * asked["n"]}), flush=True)
 """
     command = shlex.join([sys.executable, "-c", code % EVIL])
-    return ["watermark", "embed", "--key", str(key), "--command", command, "--candidates", "2",
-            "--no-history"]  # fmt: skip
+    return [
+        "watermark",
+        "embed",
+        "--key",
+        str(key),
+        "--command",
+        command,
+        "--candidates",
+        "2",
+        "--no-history",
+    ]
 
 
 def test_marked_text_cannot_reach_the_clipboard(
@@ -180,8 +196,20 @@ def test_an_endpoint_s_reason_is_harmless(key: Path, capsys: pytest.CaptureFixtu
     with socketserver.TCPServer(("127.0.0.1", 0), Refuses) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/v1/completions"
-        assert end_of("watermark", "embed", "--key", key, "--endpoint", url,
-                      "--candidates", "2", "--no-history") == 1  # fmt: skip
+        assert (
+            end_of(
+                "watermark",
+                "embed",
+                "--key",
+                key,
+                "--endpoint",
+                url,
+                "--candidates",
+                "2",
+                "--no-history",
+            )
+            == 1
+        )
         server.shutdown()
     err = capsys.readouterr().err
     assert "400" in err and "\x1b" not in err and "\x07" not in err
@@ -207,8 +235,11 @@ def test_values_of_a_configuration_are_harmless(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "options.toml"
-    path.write_text(f'[generate]\nserver = "{EVIL.encode("unicode_escape").decode()}"\n'
-                    .replace("\\x1b", "\\u001b").replace("\\x07", "\\u0007"))  # fmt: skip
+    path.write_text(
+        f'[generate]\nserver = "{EVIL.encode("unicode_escape").decode()}"\n'.replace(
+            "\\x1b", "\\u001b"
+        ).replace("\\x07", "\\u0007")
+    )
     assert end_of("generate", "--config", path, "--insecure") == 2
     err = capsys.readouterr().err
     assert "--server" in err and "\x1b" not in err and "\u202e" not in err

@@ -31,10 +31,17 @@ def dp(pair: Pair, tmp_path: Path) -> Dp:
 
     def arguments(*more: str, **change: str | None) -> list[str]:
         options = {
-            "model": str(pair.private), "references": str(path), "query": "def read(path):",
-            "epsilon": "5", "batch": "4", "texts": "2", "out": str(tmp_path / "out.jsonl"),
-            "max_new_tokens": "4", "reference_tokens": "16", **change,
-        }  # fmt: skip
+            "model": str(pair.private),
+            "references": str(path),
+            "query": "def read(path):",
+            "epsilon": "5",
+            "batch": "4",
+            "texts": "2",
+            "out": str(tmp_path / "out.jsonl"),
+            "max_new_tokens": "4",
+            "reference_tokens": "16",
+            **change,
+        }
         given = [(f"--{name.replace('_', '-')}", v) for name, v in options.items() if v is not None]
         return ["dp", "generate", *(part for pair in given for part in pair), *more]
 
@@ -116,10 +123,13 @@ def test_other_parameters_are_refused(
     assert run(dp(texts="1")) == 0
     capsys.readouterr()
     changes: list[tuple[list[str], dict[str, str], str]] = [
-        ([], {"epsilon": "4"}, "epsilon 5.0, not 4.0"), ([], {"texts": "2"}, "texts 1, not 2"),
-        ([], {"query": "x"}, "query"), (["--centre"], {}, "centre False, not True"),
-        ([], {"adjacency": "replace-one"}, "adjacency"), ([], {"method": "amin"}, "method"),
-    ]  # fmt: skip
+        ([], {"epsilon": "4"}, "epsilon 5.0, not 4.0"),
+        ([], {"texts": "2"}, "texts 1, not 2"),
+        ([], {"query": "x"}, "query"),
+        (["--centre"], {}, "centre False, not True"),
+        ([], {"adjacency": "replace-one"}, "adjacency"),
+        ([], {"method": "amin"}, "method"),
+    ]
     for more, change, words in changes:
         assert run(dp(*more, **{"texts": "1", **change})) == 2
         found = capsys.readouterr()
@@ -190,9 +200,14 @@ def test_account_answers_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     "options, words",
-    [(["--clip", "-1"], "clip norm"), (["--epsilon", "0"], "epsilon"), (["--runs", "0"], "--runs"),
-     (["--delta", "0"], "delta"), (["--epsilon", "1", "--clip", "1"], "not allowed")],
-)  # fmt: skip
+    [
+        (["--clip", "-1"], "clip norm"),
+        (["--epsilon", "0"], "epsilon"),
+        (["--runs", "0"], "--runs"),
+        (["--delta", "0"], "delta"),
+        (["--epsilon", "1", "--clip", "1"], "not allowed"),
+    ],
+)
 def test_account_refuses(
     options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -348,4 +348,3 @@ def test_who_keeps_no_material_has_no_id(tmp_path: Path) -> None:
         peer_folder("client", {**agreed, "model.pool": "../" + "0" * 29}, tmp_path)
     with pytest.raises(PoolError, match="give each its own"):
         peer_folder("client", {**agreed, "model.pool": agreed["request.pool"]}, tmp_path)
-

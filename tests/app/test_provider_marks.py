@@ -60,8 +60,9 @@ def test_from_a_key_to_a_verdict(
 ) -> None:
     """A text of 40 tokens that a model without preferences draws by a recorded session's rows."""
     key, text, told = tmp_path / "key", tmp_path / "text", tmp_path / "found.json"
-    said = ran(capsys, "watermark", "keygen", "--provider", "--tokenizer", pair.private,
-               "--out", key)  # fmt: skip
+    said = ran(
+        capsys, "watermark", "keygen", "--provider", "--tokenizer", pair.private, "--out", key
+    )
     assert "all texts of a provider" in said
     held, tokenizer = read_key(key), Tokenizer.load(pair.private)
     assert (held.scheme.method, held.scheme.tokenizer) == ("provider", tokenizer.digest)
@@ -101,8 +102,10 @@ def test_from_a_key_to_a_verdict(
     ran(capsys, *detect, "--session", nonces[0].hex(), "--html", page)
     assert "no mark found" in page.read_text() and "<span" not in page.read_text()
     for options, words in (
-        (["--session", "00"], "has no '00'"), (["--score", "sum"], "not for a provider's key"),
-        (["--html", tmp_path], "is a directory"), (["--alpha", "1"], "--alpha"),
+        (["--session", "00"], "has no '00'"),
+        (["--score", "sum"], "not for a provider's key"),
+        (["--html", tmp_path], "is a directory"),
+        (["--alpha", "1"], "--alpha"),
         (["--references", "-1"], "--references must be"),
         (["--draft-model", shipped("public")], "another tokenizer"),
         (["--key", key], "alone"),
@@ -126,11 +129,34 @@ def test_a_key_of_the_other_kind_is_refused(
     marked = ["--verify", "marked"]
     cases: list[tuple[Sequence[str | Path], str]] = [
         (["watermark", "keygen", "--provider", "--out", tmp_path / "a"], "provider marks tokens"),
-        (["watermark", "keygen", "--provider", "--race", "--tokenizer", pair.private, "--out",
-          tmp_path / "a"], "give one of them"),
+        (
+            [
+                "watermark",
+                "keygen",
+                "--provider",
+                "--race",
+                "--tokenizer",
+                pair.private,
+                "--out",
+                tmp_path / "a",
+            ],
+            "give one of them",
+        ),
         (["watermark", "embed", "--key", key, "--model", pair.private], "embed takes another one"),
-        (["watermark", "detect", text, "--key", race, "--tokenizer", pair.private, "--session",
-          "00"], "for a provider's key"),
+        (
+            [
+                "watermark",
+                "detect",
+                text,
+                "--key",
+                race,
+                "--tokenizer",
+                pair.private,
+                "--session",
+                "00",
+            ],
+            "for a provider's key",
+        ),
         ([*pair.demo, "--watermark", key, "--verify", "race"], "is a provider's"),
         ([*pair.demo, "--mark", key], "add --verify marked"),
         ([*pair.demo, *marked, "--temperature", "0"], "no greedy decoding"),
@@ -139,7 +165,7 @@ def test_a_key_of_the_other_kind_is_refused(
         (pair.serve("--mark", str(strange)), "another tokenizer"),
         (pair.serve("--mark", str(tmp_path / "none")), "keygen makes one"),
         (pair.serve("--mark", str(key), "--studies"), "leave --studies out"),
-    ]  # fmt: skip
+    ]
     for arguments, words in cases:
         assert words in refused(capsys, *arguments), arguments
     with SessionsFile(sessions_path(key), key_of(1)):
@@ -157,10 +183,19 @@ def test_a_provider_finds_what_its_clients_wrote(start: Start, pair: Pair, tmp_p
     port = server.until_listening()
     other = start(*pair.generate(port, "--temperature", "1"))
     assert other.wait(RUN_S) == 2 and "--verify marked" in other.errors[0]
-    client = start(*pair.generate(
-        port, "--verify", "marked", "--temperature", "1", "--max-new-tokens", "30",
-        "--json", str(file),
-    ))  # fmt: skip
+    client = start(
+        *pair.generate(
+            port,
+            "--verify",
+            "marked",
+            "--temperature",
+            "1",
+            "--max-new-tokens",
+            "30",
+            "--json",
+            str(file),
+        )
+    )
     assert client.wait(RUN_S) == 0, client.stderr
     result = json.loads(file.read_text())
     assert any("noise of the provider's" in line for line in result["learned"]["client"])
@@ -175,9 +210,19 @@ def test_a_provider_finds_what_its_clients_wrote(start: Start, pair: Pair, tmp_p
     assert len(tokens) == 30 and found.log_p < math.log(1e-6)
     (text := tmp_path / "text").write_text(result["text"], encoding="utf-8")
     told = tmp_path / "found.json"
-    detect = start("watermark", "detect", str(text), "--key", str(key), "--tokenizer",
-                   str(pair.private), "--draft-model", str(pair.public), "--json", str(told)
-                   )  # fmt: skip
+    detect = start(
+        "watermark",
+        "detect",
+        str(text),
+        "--key",
+        str(key),
+        "--tokenizer",
+        str(pair.private),
+        "--draft-model",
+        str(pair.public),
+        "--json",
+        str(told),
+    )
     assert detect.wait(RUN_S) == 0 and "of 1 sessions" in detect.stdout, detect.stderr
     assert json.loads(told.read_text())["tokens"] >= 25
     # A demo has a key of its own.

@@ -147,9 +147,7 @@ def copy(source: Path, target: Path, *names: str) -> None:
         os.replace(target / "written", target / name)
 
 
-def test_what_only_a_restart_changes_is_named_and_stays(
-    folders: Path, tmp_path: Path
-) -> None:
+def test_what_only_a_restart_changes_is_named_and_stays(folders: Path, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     table = "[serve]\nlisten = 'h:1'\nmodel = 'a'\nidentity = 'identities/owner'\n"
     table += "trust = 'identities/user/cert.pem'\n"
@@ -163,9 +161,10 @@ def test_what_only_a_restart_changes_is_named_and_stays(
     made = []
     with hangups(signal.SIG_IGN):
         _, renewal = reloading.loaded(
-            options, lambda found: made.append(found) or found,  # type: ignore[arg-type,func-returns-value]
+            options,
+            lambda found: made.append(found) or found,  # type: ignore[arg-type,func-returns-value]
             lambda found: {"trust": identity.load(found.identity, found.trust)},
-        )  # fmt: skip
+        )
     file.write_text(table.replace("'a'", "'b'") + "sessions = 7\nonce = true\n")
     loaded = renewal._again()
     assert loaded.fixed == ["--model", "--once"] and loaded.said["sessions"] == "7"
@@ -198,9 +197,14 @@ def test_serve_goes_on_under_what_it_reads(
 
     credentials = ["--identity", str(folders / "user"), "--trust", str(own / CERTIFICATE)]
     client = start(
-        "generate", "--draft-model", str(pair.public), "--server", f"127.0.0.1:{port}",
-        *credentials, stub="client:decoding:holds",
-    )  # fmt: skip
+        "generate",
+        "--draft-model",
+        str(pair.public),
+        "--server",
+        f"127.0.0.1:{port}",
+        *credentials,
+        stub="client:decoding:holds",
+    )
     client.until_phase("decoding")
     # Another client in place of the first one, whose session goes on.
     shutil.copy2(folders / "other" / CERTIFICATE, trust)
@@ -233,10 +237,21 @@ def test_serve_goes_on_under_what_it_reads(
 
 def test_split_serve_reloads(start: Start, pair: Pair, folders: Path) -> None:
     server = start(
-        "split", "serve", "--mode", "plain", "--split", "0,0", "--model", str(pair.private),
-        "--listen", "127.0.0.1:0", "--identity", str(folders / "owner"),
-        "--trust", str(folders / "user" / CERTIFICATE),
-    )  # fmt: skip
+        "split",
+        "serve",
+        "--mode",
+        "plain",
+        "--split",
+        "0,0",
+        "--model",
+        str(pair.private),
+        "--listen",
+        "127.0.0.1:0",
+        "--identity",
+        str(folders / "owner"),
+        "--trust",
+        str(folders / "user" / CERTIFICATE),
+    )
     server.until_listening()
     server.send(signal.SIGHUP)
     server.until("stderr", "reloaded for new sessions: certificate owner.example")
@@ -263,8 +278,7 @@ def met(folders: Path) -> Callable[[int, str, str], bool]:
 
 
 def test_engine_and_vault_renew_their_certificates_and_work_together(
-    start: Start, pair: Pair, folders: Path, tmp_path: Path,
-    met: Callable[[int, str, str], bool],
+    start: Start, pair: Pair, folders: Path, tmp_path: Path, met: Callable[[int, str, str], bool]
 ) -> None:
     for name in ("owner", "vault"):
         shutil.copytree(folders / name, tmp_path / name)
@@ -273,13 +287,17 @@ def test_engine_and_vault_renew_their_certificates_and_work_together(
         shutil.copy2(folders / name / CERTIFICATE, path)
     user = ["--trust-user", str(folders / "user" / CERTIFICATE)]
     served = engine(
-        start, pair.private, "--identity", str(tmp_path / "owner"),
-        "--trust", str(trusted["vault"]),
-    )  # fmt: skip
+        start, pair.private, "--identity", str(tmp_path / "owner"), "--trust", str(trusted["vault"])
+    )
     kept = vault(
-        start, served.port, "--identity", str(tmp_path / "vault"),
-        "--trust", str(trusted["owner"]), *user,
-    )  # fmt: skip
+        start,
+        served.port,
+        "--identity",
+        str(tmp_path / "vault"),
+        "--trust",
+        str(trusted["owner"]),
+        *user,
+    )
     assert met(served.port, "vault", "owner") and met(kept.port, "user", "vault")
     for name, path in trusted.items():
         copy(folders / f"{name}-2", tmp_path / name, CERTIFICATE, KEY)
@@ -292,8 +310,17 @@ def test_engine_and_vault_renew_their_certificates_and_work_together(
         command.send(signal.SIGHUP)
         command.until("stderr", "; nothing has changed")
     asked: Command = start(
-        "vault", "generate", "--vault", f"127.0.0.1:{kept.port}", "--max-new-tokens", "4",
-        "--tokenizer", str(pair.private), "--identity", str(folders / "user"),
-        "--trust", str(folders / "vault-2" / CERTIFICATE),
-    )  # fmt: skip
+        "vault",
+        "generate",
+        "--vault",
+        f"127.0.0.1:{kept.port}",
+        "--max-new-tokens",
+        "4",
+        "--tokenizer",
+        str(pair.private),
+        "--identity",
+        str(folders / "user"),
+        "--trust",
+        str(folders / "vault-2" / CERTIFICATE),
+    )
     assert asked.wait(RUN_S) == 0, asked.stderr

@@ -42,8 +42,14 @@ def check_types(result: dict[str, Any]) -> None:
         "wire_bytes": both_ways,
         "learned": {"client": list, "provider": list},
         "machine": {
-            "cores": int, "processor": str, "memory_gib": float, "load": list, "commit": str,
-            "date": str, "python": str, "spu": str,
+            "cores": int,
+            "processor": str,
+            "memory_gib": float,
+            "load": list,
+            "commit": str,
+            "date": str,
+            "python": str,
+            "spu": str,
         },
         "config": dict,
     }
@@ -199,12 +205,21 @@ def test_demo_stops_at_the_context_limit(start: Start, pair: Pair, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
-    [["--standard"], *(["--draft-length", "3", *v] for v in (
-        [], ["--show-progress"], ["--verify", "race"], ["--verify", "naive"],
-        ["--verify", "post", "--top-k", "50"],
-    ))],
+    [
+        ["--standard"],
+        *(
+            ["--draft-length", "3", *v]
+            for v in (
+                [],
+                ["--show-progress"],
+                ["--verify", "race"],
+                ["--verify", "naive"],
+                ["--verify", "post", "--top-k", "50"],
+            )
+        ),
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_seed_fixes_the_tokens(start: Start, pair: Pair, tmp_path: Path, mode: list[str]) -> None:
     tokens = []
     for name in ("first", "second"):

@@ -65,9 +65,12 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def seen(
-    start_shared: Start, pair: Pair, prompt: Needles, weights: Needles,
+    start_shared: Start,
+    pair: Pair,
+    prompt: Needles,
+    weights: Needles,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Seen:  # fmt: skip
+) -> Seen:
     secrets = prompt | weights
     file = tmp_path_factory.mktemp("json") / "result.json"
     server = start_shared(*pair.serve())

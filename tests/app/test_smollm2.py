@@ -91,9 +91,19 @@ def answer(
 ) -> dict[str, Any]:
     """The result of one turn, with both parties on this machine."""
     chat = start(
-        "chat", "--model", str(directory), "--prompt", question, "--temperature", "0",
-        "--standard", "--max-new-tokens", str(tokens), "--json", str(out),
-    )  # fmt: skip
+        "chat",
+        "--model",
+        str(directory),
+        "--prompt",
+        question,
+        "--temperature",
+        "0",
+        "--standard",
+        "--max-new-tokens",
+        str(tokens),
+        "--json",
+        str(out),
+    )
     assert chat.wait(within_s) == 0, chat.stderr
     result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return result

@@ -42,9 +42,11 @@ class Held:
                 children += len((thread / "children").read_text().split())
         pages = int((proc / "statm").read_text().split()[1])
         return Held(
-            len(list((proc / "fd").iterdir())), len(list((proc / "task").iterdir())), children,
+            len(list((proc / "fd").iterdir())),
+            len(list((proc / "task").iterdir())),
+            children,
             pages * os.sysconf("SC_PAGE_SIZE"),
-        )  # fmt: skip
+        )
 
     def flat_since(self, before: Held) -> bool:
         return (
@@ -65,9 +67,16 @@ def test_two_hundred_sessions_leave_nothing(
     monkeypatch.setenv("SPU_LLM_STUB", "")
     monkeypatch.setenv("PYTHONPATH", str(STUB))
     provider = start(
-        "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--jobs", "1",
-        *credentials(tmp_path / "provider", tmp_path / "client"), stub="",
-    )  # fmt: skip
+        "serve",
+        "--model",
+        str(pair.private),
+        "--listen",
+        "127.0.0.1:0",
+        "--jobs",
+        "1",
+        *credentials(tmp_path / "provider", tmp_path / "client"),
+        stub="",
+    )
     known = identity.load(tmp_path / "client", tmp_path / "provider" / CERTIFICATE)
     server = Server("127.0.0.1", provider.until_listening(), "local", known)
     tokenizer = Tokenizer.load(pair.public)

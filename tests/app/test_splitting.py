@@ -46,26 +46,67 @@ def noir(start_shared: Start, model: Path) -> Iterator[Command]:
 
 def serving(start: Start, model: Path, mode: str, tunings: str) -> Command:
     return start(
-        "split", "serve", *HERE, mode, "--model", str(model), "--listen", "127.0.0.1:0",
-        "--tunings", tunings,
-    )  # fmt: skip
+        "split",
+        "serve",
+        *HERE,
+        mode,
+        "--model",
+        str(model),
+        "--listen",
+        "127.0.0.1:0",
+        "--tunings",
+        tunings,
+    )
 
 
 def tune(port: int, model: Path, secrets: Path, *more: str) -> list[str]:
     texts = secrets.parent / "private.jsonl"
     texts.write_text(40 * '{"text": "def read(path):\\n    return alpha beta gamma"}\n')
     return [
-        "split", "tune", *HERE, "noir", "--server", f"127.0.0.1:{port}", "--model", str(model),
-        "--texts", str(texts), "--secrets", str(secrets), "--batch", "4", "--length", "16",
-        "--epsilon", "4", "--lora", "2", "--save-every", str(EVERY), *more,
-    ]  # fmt: skip
+        "split",
+        "tune",
+        *HERE,
+        "noir",
+        "--server",
+        f"127.0.0.1:{port}",
+        "--model",
+        str(model),
+        "--texts",
+        str(texts),
+        "--secrets",
+        str(secrets),
+        "--batch",
+        "4",
+        "--length",
+        "16",
+        "--epsilon",
+        "4",
+        "--lora",
+        "2",
+        "--save-every",
+        str(EVERY),
+        *more,
+    ]
 
 
 def generate(port: int, model: Path, mode: str, *more: str) -> list[str]:
     return [
-        "split", "generate", *HERE, mode, "--server", f"127.0.0.1:{port}", "--model", str(model),
-        "--prompt", "def read(path):", "--max-new-tokens", "6", "--temperature", "0", *more,
-    ]  # fmt: skip
+        "split",
+        "generate",
+        *HERE,
+        mode,
+        "--server",
+        f"127.0.0.1:{port}",
+        "--model",
+        str(model),
+        "--prompt",
+        "def read(path):",
+        "--max-new-tokens",
+        "6",
+        "--temperature",
+        "0",
+        *more,
+    ]
 
 
 def begun(command: list[str], tunings: Path) -> Path:
@@ -78,9 +119,15 @@ def begun(command: list[str], tunings: Path) -> Path:
         split_client._begun(options.secrets, asked, config, params, stages)
     boundary, labels = Boundary(config.width, asked.precision), np.arange(config.vocab_size)
     _, host = halves(
-        params, config, asked.split, codebook=None, labels=labels, boundary=boundary,
-        learning_rate=asked.learning_rate, rank=asked.lora,
-    )  # fmt: skip
+        params,
+        config,
+        asked.split,
+        codebook=None,
+        labels=labels,
+        boundary=boundary,
+        learning_rate=asked.learning_rate,
+        rank=asked.lora,
+    )
     own_directory(tunings)
     kept = Tunings(tunings, asked.id)
     kept.save(host, asked.lora, 0)
@@ -186,9 +233,7 @@ def test_a_text_in_plain_says_that_it_is_insecure(
         assert "--mode plain is insecure" in said
 
 
-def test_a_provider_serves_its_own_mode_alone(
-    noir: Command, start: Start, model: Path
-) -> None:
+def test_a_provider_serves_its_own_mode_alone(noir: Command, start: Start, model: Path) -> None:
     command = generate(noir.until_listening(), model, "plain")
     said = "serves --mode noir --split 1,1, not --mode plain --split 1,1"
     start(*command).assert_failed(2, said, within_s=RUN_S)
@@ -222,22 +267,34 @@ BAD = {
     "of one": (["serve", "--mode", "noir", "--client-sessions", "2"], "there is none with --insec"),
     "memory": (["serve", "--mode", "mpc", "--client-memory", "0"], "--client-memory must be 1 or"),
     "serve": (["serve", "--mode", "mpc", "--tunings", "x"], "--mode mpc tunes nothing"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(
-    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     (role, *options), said = BAD[name]
     monkeypatch.chdir(tmp_path)
     Path("texts.txt").write_text("def read(path): return path")
     own = {
-        "generate": ["--server", "127.0.0.1:1"], "serve": ["--listen", "127.0.0.1:0"],
-        "tune": ["--server", "127.0.0.1:1", "--texts", "texts.txt", "--secrets", "kept",
-                 "--length", "8"],
-    }[role]  # fmt: skip
+        "generate": ["--server", "127.0.0.1:1"],
+        "serve": ["--listen", "127.0.0.1:0"],
+        "tune": [
+            "--server",
+            "127.0.0.1:1",
+            "--texts",
+            "texts.txt",
+            "--secrets",
+            "kept",
+            "--length",
+            "8",
+        ],
+    }[role]
     with pytest.raises(SystemExit) as end:
         cli.main(["split", role, "--model", str(model), "--insecure", *own, *options])
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(ERROR)]
@@ -254,9 +311,15 @@ def test_help_says_what_each_mode_tells(role: str, capsys: pytest.CaptureFixture
         cli.main(["split", role, "--help"])
     words = " ".join(capsys.readouterr().out.split())
     for said in (
-        "plain, INSECURE: rows", "noir: such rows under a secret codebook",
-        "equal tokens are alike wherever they stand", "a substitution cipher, at best",
-        "mpc: the rows are shared", "lengths of prompt and drafts", "how many steps there were",
-        "when the text ends", "activations left their ranges", "how many drafts stay",
-    ):  # fmt: skip
+        "plain, INSECURE: rows",
+        "noir: such rows under a secret codebook",
+        "equal tokens are alike wherever they stand",
+        "a substitution cipher, at best",
+        "mpc: the rows are shared",
+        "lengths of prompt and drafts",
+        "how many steps there were",
+        "when the text ends",
+        "activations left their ranges",
+        "how many drafts stay",
+    ):
         assert said in words

@@ -43,8 +43,10 @@ def hello() -> bytes:
 
 
 SAID: dict[str, Callable[[], bytes]] = {
-    "silent": lambda: b"", "half": hello, "garbage": lambda: os.urandom(100)
-}  # fmt: skip
+    "silent": lambda: b"",
+    "half": hello,
+    "garbage": lambda: os.urandom(100),
+}
 
 
 class Strangers:
@@ -130,17 +132,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def servers(
-    start_shared: Start, pair: Pair, folders: Path
-) -> Iterator[Callable[[str], Known]]:
+def servers(start_shared: Start, pair: Pair, folders: Path) -> Iterator[Callable[[str], Known]]:
     """Each of the three that listen, started when it is asked for."""
     made: dict[str, Known] = {}
 
     def options(own: str, other: str) -> list[str]:
         return [
-            "--identity", str(folders / own), "--trust", str(folders / other / CERTIFICATE),
-            "--listen", f"{HERE}:0",
-        ]  # fmt: skip
+            "--identity",
+            str(folders / own),
+            "--trust",
+            str(folders / other / CERTIFICATE),
+            "--listen",
+            f"{HERE}:0",
+        ]
 
     def known(own: str, other: str, port: int, calls: bool = False) -> Known:
         return Known(port, identity.load(folders / own, folders / other / CERTIFICATE), calls)
@@ -157,10 +161,14 @@ def servers(
                     made[name] = known("vault", "owner", command.until_listening())
                 case "vault open":
                     command = start_shared(
-                        "vault", "open", "--server", f"{HERE}:{server('vault serve').port}",
+                        "vault",
+                        "open",
+                        "--server",
+                        f"{HERE}:{server('vault serve').port}",
                         *options("vault", "owner"),
-                        "--trust-user", str(folders / "user" / CERTIFICATE),
-                    )  # fmt: skip
+                        "--trust-user",
+                        str(folders / "user" / CERTIFICATE),
+                    )
                     made[name] = known("user", "vault", command.until_listening())
         return made[name]
 
@@ -169,9 +177,7 @@ def servers(
 
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("name", ["serve", "vault serve", "vault open"])
-def test_strangers_keep_nobody_out(
-    servers: Callable[[str], Known], name: str, said: str
-) -> None:
+def test_strangers_keep_nobody_out(servers: Callable[[str], Known], name: str, said: str) -> None:
     server = servers(name)
     server.ask(HERE)
     with Strangers(server.port, SAID[said]()) as strangers:

@@ -31,10 +31,23 @@ from tests.app.processes import STUB
 def provider(model: Path, system: ServedSystem) -> Iterator[Server]:
     """A provider of one session in this process, its worker in another; what ended it is raised."""
     options = ServeOptions(
-        model, "127.0.0.1", 0, "local", once=True, sessions=1, sessions_of_one=1, limits=Limits(),
-        studies=False, pool=None, disk_bytes=None, disk_bytes_of_one=None, jobs=1, identity=None,
-        exit_with_parent=False, system=system,
-    )  # fmt: skip
+        model,
+        "127.0.0.1",
+        0,
+        "local",
+        once=True,
+        sessions=1,
+        sessions_of_one=1,
+        limits=Limits(),
+        studies=False,
+        pool=None,
+        disk_bytes=None,
+        disk_bytes_of_one=None,
+        jobs=1,
+        identity=None,
+        exit_with_parent=False,
+        system=system,
+    )
     ports: Queue[int] = Queue()
     errors: list[Exception] = []
 
@@ -77,9 +90,7 @@ def test_a_provider_without_the_system_refuses_its_program(pair: Pair, toy: Any)
             run_as_client(server, toy.program, Nothing(), toy.guess(1))
 
 
-def test_a_system_that_adds_to_a_model_leaves_completions_as_they_are(
-    pair: Pair, toy: Any
-) -> None:
+def test_a_system_that_adds_to_a_model_leaves_completions_as_they_are(pair: Pair, toy: Any) -> None:
     tokenizer = Tokenizer.load(pair.private)
     inputs: Any = ClientInputs(tokenizer.encode("ab"), str(pair.private))
     request = Request(len(inputs.prompt), 1, 0, temperature=0.0)

@@ -38,9 +38,14 @@ LINE_SPELLINGS = {
     "mark, crlf, blank line": BOM + LINES.replace("\n", "\r\n").encode() + b"\r\n",
 }
 BAD_LINES = [
-    "", "secret", '["secret"]', '{"text": 1}', '{"a": "secret"}', '{"text": "\\ud800"}',
+    "",
+    "secret",
+    '["secret"]',
+    '{"text": 1}',
+    '{"a": "secret"}',
+    '{"text": "\\ud800"}',
     100_000 * "[",
-]  # fmt: skip
+]
 WANTED = ["a\u2028b", "c\r\nd"]
 
 

@@ -90,16 +90,28 @@ def test_so_many_sessions_and_so_many_of_one_certificate() -> None:
 def test_after_the_one_session_no_other_is_admitted(pair: Pair) -> None:
     """Also in the moment before the port is closed, when its place is free again."""
     options = ServeOptions(
-        pair.private, "127.0.0.1", 0, "local", once=True, sessions=1, sessions_of_one=1,
-        limits=Limits(), studies=False, pool=None, disk_bytes=None, disk_bytes_of_one=None, jobs=1,
-        identity=None, exit_with_parent=False,
-    )  # fmt: skip
+        pair.private,
+        "127.0.0.1",
+        0,
+        "local",
+        once=True,
+        sessions=1,
+        sessions_of_one=1,
+        limits=Limits(),
+        studies=False,
+        pool=None,
+        disk_bytes=None,
+        disk_bytes_of_one=None,
+        jobs=1,
+        identity=None,
+        exit_with_parent=False,
+    )
     tokenizer = Tokenizer.load(pair.private)
     stated = agreeing.of_provider(PRIVATE, tokenizer, "local", 1)
     request = agreeing.of_client(COMPLETION, Request(5, 5, 1, 0.7), tokenizer, "local", 1)
     with _Sessions(
         options, stated, 0, Path("hints"), [], lambda line: None, lambda event: None
-    ) as sessions:  # fmt: skip
+    ) as sessions:
         _, ticket = sessions._admit(with_nonce(request), None)
         sessions._places.leave(sessions._places.enter(ticket, None))
         sessions._end_once(None)

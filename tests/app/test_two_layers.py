@@ -83,10 +83,20 @@ def test_a_drafted_completion_of_two_layers(start: Start, tmp_path: Path) -> Non
 
     file = tmp_path / "result.json"
     demo = start(
-        *pair.demo, "--prompt", PROMPT, "--temperature", "0", "--drafts", "model",
-        "--draft-length", str(DRAFTS),
-        "--max-new-tokens", str(NEW), "--json", str(file),
-    )  # fmt: skip
+        *pair.demo,
+        "--prompt",
+        PROMPT,
+        "--temperature",
+        "0",
+        "--drafts",
+        "model",
+        "--draft-length",
+        str(DRAFTS),
+        "--max-new-tokens",
+        str(NEW),
+        "--json",
+        str(file),
+    )
     assert demo.wait(RUN_S) == 0, demo.stderr
     result = json.loads(file.read_text())
     assert result["token_ids"] == tokens

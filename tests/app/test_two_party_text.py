@@ -29,11 +29,31 @@ def references(tmp_path: Path) -> Path:
 
 def asked(port: int, model: Path, references: Path, out: Path, *options: str) -> list[str]:
     return [
-        "dp", "generate", "--server", f"127.0.0.1:{port}", "--insecure", "--model", str(model),
-        "--references", str(references), "--query", "def ", "--out", str(out),
-        "--epsilon", "10", "--batch", "2", "--top-k", "3", "--max-new-tokens", "2",
-        "--reference-tokens", "6", *options,
-    ]  # fmt: skip
+        "dp",
+        "generate",
+        "--server",
+        f"127.0.0.1:{port}",
+        "--insecure",
+        "--model",
+        str(model),
+        "--references",
+        str(references),
+        "--query",
+        "def ",
+        "--out",
+        str(out),
+        "--epsilon",
+        "10",
+        "--batch",
+        "2",
+        "--top-k",
+        "3",
+        "--max-new-tokens",
+        "2",
+        "--reference-tokens",
+        "6",
+        *options,
+    ]
 
 
 def results(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
@@ -76,9 +96,7 @@ def test_both_bring_references(start: Start, pair: Pair, references: Path, tmp_p
     own = ["--references", str(references), "--once", "--epsilon"]
     server = start(*pair.serve(*own, "10"))
     options = ["--texts", "2", "--peer-references", "1"]
-    client = start(
-        *asked(server.until_listening(), pair.private, references, out, *options)
-    )
+    client = start(*asked(server.until_listening(), pair.private, references, out, *options))
     assert client.wait(RUN_S) == 0, client.stderr
     assert server.wait(END_S) == 0, server.stderr
     lines, statement, ledger = results(out)

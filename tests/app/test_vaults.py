@@ -47,9 +47,20 @@ def vault(start: Start, port: int, *options: str) -> Engine:
 def ask(start: Start, pair: Pair) -> Callable[..., Command]:
     def run(port: int, *options: str) -> Command:
         return start(
-            "vault", "generate", "--vault", f"127.0.0.1:{port}", "--tokenizer", str(pair.private),
-            "--temperature", "0", "--prompt", PROMPT, "--max-new-tokens", str(TOKENS), *options,
-        )  # fmt: skip
+            "vault",
+            "generate",
+            "--vault",
+            f"127.0.0.1:{port}",
+            "--tokenizer",
+            str(pair.private),
+            "--temperature",
+            "0",
+            "--prompt",
+            PROMPT,
+            "--max-new-tokens",
+            str(TOKENS),
+            *options,
+        )
 
     return run
 
@@ -111,18 +122,33 @@ def test_eight_users_at_once_have_the_text_of_one(
     "how", [["--eta", "3"], ["--as-published", "--epsilon", "0.9"], ["--secrets", "book"]]
 )
 def test_obfuscated_text_is_that_of_the_prompt_alone(
-    shared: tuple[Engine, Engine], ask: Callable[..., Command], pair: Pair, tmp_path: Path,
+    shared: tuple[Engine, Engine],
+    ask: Callable[..., Command],
+    pair: Pair,
+    tmp_path: Path,
     how: list[str],
 ) -> None:
     """Output invariance, among fakes: the user's own text is what comes out."""
     found = result(
         ask(
-            shared[1].port, "--insecure", "--draft-model", str(pair.public), "--json", "r.json",
-            "--prompt", PROMPT.replace("alpha", "<redacted>alpha</redacted>"), "--fakes", "6",
-            "--min-fakes", "2", "--eta", "4", *how,
+            shared[1].port,
+            "--insecure",
+            "--draft-model",
+            str(pair.public),
+            "--json",
+            "r.json",
+            "--prompt",
+            PROMPT.replace("alpha", "<redacted>alpha</redacted>"),
+            "--fakes",
+            "6",
+            "--min-fakes",
+            "2",
+            "--eta",
+            "4",
+            *how,
         ),
         tmp_path / "r.json",
-    )  # fmt: skip
+    )
     config, params = load_model(pair.private)
     is_greedy(config, params, prompt_tokens(pair.private), found["token_ids"])
     fakes = found["obfuscation"]["fakes"]
@@ -149,9 +175,15 @@ def test_with_certificates_and_only_those(
     ask(kept.port, *trusting("stranger", "vault")).assert_failed(1, "the vault", within_s=END_S)
     ask(kept.port, "--insecure").assert_failed(1, "the vault", within_s=END_S)
     wrong = start(
-        "vault", "open", "--server", f"127.0.0.1:{served.port}", "--listen", "127.0.0.1:0",
-        *trusting("stranger", "owner"), *user,
-    )  # fmt: skip
+        "vault",
+        "open",
+        "--server",
+        f"127.0.0.1:{served.port}",
+        "--listen",
+        "127.0.0.1:0",
+        *trusting("stranger", "owner"),
+        *user,
+    )
     wrong.assert_failed(1, "the engine", within_s=END_S)
 
 
@@ -247,9 +279,7 @@ def test_a_second_user_waits_for_the_first(
 
 
 @pytest.mark.slow
-def test_engine_without_room_says_so(
-    start: Start, pair: Pair, ask: Callable[..., Command]
-) -> None:
+def test_engine_without_room_says_so(start: Start, pair: Pair, ask: Callable[..., Command]) -> None:
     served = engine(start, pair.private, "--insecure", "--lanes", "1")
     kept = [vault(start, served.port, "--insecure") for _ in range(2)]
     first = ask(kept[0].port, "--insecure", "--max-new-tokens", "50")
@@ -290,7 +320,10 @@ BAD = {
 
 @pytest.mark.parametrize("options,words", BAD.values(), ids=list(BAD))
 def test_bad_input_is_one_line(
-    shared: tuple[Engine, Engine], ask: Callable[..., Command], pair: Pair, options: list[str],
+    shared: tuple[Engine, Engine],
+    ask: Callable[..., Command],
+    pair: Pair,
+    options: list[str],
     words: str,
 ) -> None:
     draft = ["--draft-model", str(pair.public)]

@@ -73,8 +73,19 @@ def test_a_program_writes_and_words_are_marked_under_two_keys(run: Run, tmp_path
         run("keygen", "--out", key, "--ngram", "3", "--family", "normal")
     command = shlex.join([sys.executable, "-c", PROGRAM])
     given = [part for key in keys for part in ("--key", str(key))]
-    made = run("embed", *given, "--command", command, "--candidates", "6", "--chunk", "1",
-               "--max-new-tokens", "80", "--no-history")  # fmt: skip
+    made = run(
+        "embed",
+        *given,
+        "--command",
+        command,
+        "--candidates",
+        "6",
+        "--chunk",
+        "1",
+        "--max-new-tokens",
+        "80",
+        "--no-history",
+    )
     text = tmp_path / "text"
     text.write_text(made)
     said = run("detect", text, *given)
@@ -123,16 +134,18 @@ def test_a_race_is_marked_without_candidates(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_refused(
-    options: Sequence[str], words: Sequence[str], tmp_path: Path, run: Run,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    options: Sequence[str],
+    words: Sequence[str],
+    tmp_path: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     run("keygen", "--out", "words")
     run("keygen", "--out", "tokens", "--tokenizer", PUBLIC)
     run("keygen", "--out", "kept")
-    contents = {
-        "text": b"some text", "empty": b" \n", "latin": b"caf\xe9", "kept.history": b"x"
-    }  # fmt: skip
+    contents = {"text": b"some text", "empty": b" \n", "latin": b"caf\xe9", "kept.history": b"x"}
     for name, data in contents.items():
         Path(name).write_bytes(data)
         Path(name).chmod(0o600)

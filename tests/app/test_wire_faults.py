@@ -49,9 +49,16 @@ Ask = Callable[..., Command]
 def server(start_shared: Start, pair: Pair, known: Known) -> tuple[Command, int]:
     """With one place, and stubs in its workers; clients have had how text is written."""
     command = start_shared(
-        "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--sessions", "1",
-        *known.options("provider"), stub=STUB,
-    )  # fmt: skip
+        "serve",
+        "--model",
+        str(pair.private),
+        "--listen",
+        "127.0.0.1:0",
+        "--sessions",
+        "1",
+        *known.options("provider"),
+        stub=STUB,
+    )
     port = command.until_listening()
     first = start_shared(*asking(port, pair, known), stub="")
     assert first.wait(END_S) == 0, first.stderr
@@ -60,9 +67,13 @@ def server(start_shared: Start, pair: Pair, known: Known) -> tuple[Command, int]
 
 def asking(port: int, pair: Pair, known: Known) -> list[str]:
     return [
-        "generate", "--server", f"127.0.0.1:{port}", "--draft-model", str(pair.public),
+        "generate",
+        "--server",
+        f"127.0.0.1:{port}",
+        "--draft-model",
+        str(pair.public),
         *known.options("client"),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -103,17 +114,17 @@ def assert_both_end(
         for j, side in enumerate(SIDES)
     ],
 )
-def test_a_fault_in_the_midst(
-    server: tuple[Command, int], ask: Ask, deed: str, side: str
-) -> None:
+def test_a_fault_in_the_midst(server: tuple[Command, int], ask: Ask, deed: str, side: str) -> None:
     assert_both_end(server, ask, Fault(deed, side, 10, DATA), in_the_midst=True)
 
 
 @pytest.mark.parametrize(
     ("deed", "side", "at", "connection"),
     [
-        ("drop-before", "client", 0, CALLS), ("drop-before", "client", 0, DATA),
-        ("truncate", "provider", 0, TEXT), ("truncate", "provider", 0, DATA),
+        ("drop-before", "client", 0, CALLS),
+        ("drop-before", "client", 0, DATA),
+        ("truncate", "provider", 0, TEXT),
+        ("truncate", "provider", 0, DATA),
         *(
             pytest.param(*fault, connection, marks=slow)
             for fault, connections in (
@@ -127,7 +138,7 @@ def test_a_fault_in_the_midst(
             for connection in connections
         ),
     ],
-)  # fmt: skip
+)
 def test_a_fault_before_there_is_a_session(
     server: tuple[Command, int], ask: Ask, deed: str, side: str, at: int, connection: int
 ) -> None:
@@ -142,13 +153,16 @@ def test_a_delay_is_waited_for(server: tuple[Command, int], ask: Ask) -> None:
         assert wire.hit is not None
 
 
-def test_other_sessions_go_on(
-    start: Start, pair: Pair, known: Known, ask: Ask
-) -> None:
+def test_other_sessions_go_on(start: Start, pair: Pair, known: Known, ask: Ask) -> None:
     command = start(
-        "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0",
-        *known.options("provider"), stub=STUB,
-    )  # fmt: skip
+        "serve",
+        "--model",
+        str(pair.private),
+        "--listen",
+        "127.0.0.1:0",
+        *known.options("provider"),
+        stub=STUB,
+    )
     port = command.until_listening()
     good = ask(port)
     good.until_phase("decoding")
@@ -168,9 +182,15 @@ def test_a_fault_in_the_midst_of_real_decoding(
     server: tuple[Command, int], start: Start, pair: Pair, known: Known, ask: Ask, deed: str
 ) -> None:
     command = start(
-        "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--sessions", "1",
+        "serve",
+        "--model",
+        str(pair.private),
+        "--listen",
+        "127.0.0.1:0",
+        "--sessions",
+        "1",
         *known.options("provider"),
-    )  # fmt: skip
+    )
     port = command.until_listening()
     with FaultyWire(port, Fault(deed, "provider", 500, DATA)) as wire:
         client = ask(wire.port, "--max-new-tokens", "8", stub=None)

@@ -28,10 +28,7 @@ from tests.tiny import LLAMA, PRIVATE, tiny_params
 # Heads wide enough for as many equations as a prompt needs, and a second layer.
 WIDE = dataclasses.replace(PRIVATE, n_embd=64, n_head=2, n_layer=2)
 LONG = 8
-CONFIGS = {
-    "gpt2": WIDE,
-    "llama": dataclasses.replace(LLAMA, hidden_size=64, num_hidden_layers=2),
-}
+CONFIGS = {"gpt2": WIDE, "llama": dataclasses.replace(LLAMA, hidden_size=64, num_hidden_layers=2)}
 
 
 def folded(config: ModelConfig) -> Any:

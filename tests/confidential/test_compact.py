@@ -83,9 +83,11 @@ def test_replies_are_attention_over_the_own_fake_and_what_is_shared(name: str) -
     prompts = prompts_of(config)
     exact = filled(Held(config, prompts, [0, 1]), config)
     compact = filled(Compact(config, prompts, [0, 1], FAKES, OWN), config)
-    query = np.random.default_rng(1).normal(
-        size=(3, config.kv_heads, config.query_groups, config.head_dim)
-    ).astype(np.float32)
+    query = (
+        np.random.default_rng(1)
+        .normal(size=(3, config.kv_heads, config.query_groups, config.head_dim))
+        .astype(np.float32)
+    )
     lanes = [0, OWN, 3]
     for layer in range(2):
         there, here = (held.reply(layer, lanes, query) for held in (exact, compact))

@@ -50,11 +50,14 @@ def guesses(public: Public, prompt: Any, rows: np.ndarray) -> dict[str, int]:
     first = public.scorer.log_probability(public.before(prompt.tokens, 3), rows[:, 3 : ends[0]])
     after = logs - first
     return {
-        "likeliest": int(logs.argmax()), "least likely": int(logs.argmin()),
-        "likeliest first span": int(first.argmax()), "oddest first span": int(first.argmin()),
-        "likeliest after it": int(after.argmax()), "least likely after it": int(after.argmin()),
+        "likeliest": int(logs.argmax()),
+        "least likely": int(logs.argmin()),
+        "likeliest first span": int(first.argmax()),
+        "oddest first span": int(first.argmin()),
+        "likeliest after it": int(after.argmax()),
+        "least likely after it": int(after.argmin()),
         "order": 0,
-    }  # fmt: skip
+    }
 
 
 def success(public: Public, limits: Limits) -> dict[str, float]:
@@ -246,9 +249,10 @@ def test_what_could_not_have_been_the_users_is_no_fake(text: str, words: list[st
     if len(row) == len(prompt.tokens):
         assert typed(PUBLIC.tokenizer, prompt, np.array(row)) is None
     else:
-        assert tokenised(parse(text), PUBLIC.tokenizer).shape != tokenised(
-            filled(prompt.marked, words), PUBLIC.tokenizer
-        ).shape
+        assert (
+            tokenised(parse(text), PUBLIC.tokenizer).shape
+            != tokenised(filled(prompt.marked, words), PUBLIC.tokenizer).shape
+        )
 
 
 def test_no_set_mixes_equal_spans_with_others() -> None:

@@ -67,9 +67,8 @@ def test_a_bin_has_its_upper_edge_and_lacks_its_lower() -> None:
     for eps in (0.03, 0.07, 0.2):
         low = np.floor(rho / eps) * eps
         expected = [
-            i for i in range(1, 11)
-            if low < table[before, i] <= low + eps and i != prompt.tokens[3]
-        ]  # fmt: skip
+            i for i in range(1, 11) if low < table[before, i] <= low + eps and i != prompt.tokens[3]
+        ]
         found = as_printed(public, prompt, prompt.targets[0], eps, 64)
         assert sorted(f[0] for f in found.fakes) == expected
 

@@ -104,8 +104,12 @@ def test_patterns_find_personal_data_and_nothing_in_plain_words() -> None:
     text = "Mr. Smith, 42, of smith@example.org, called +49 30 1234567 on 2026-11-24."
     marked = tagged(text, by_patterns)
     assert [text[slice(*span)] for span in marked.redacted] == [
-        "Mr. Smith", "42", "smith@example.org", "+49 30 1234567", "2026-11-24"
-    ]  # fmt: skip
+        "Mr. Smith",
+        "42",
+        "smith@example.org",
+        "+49 30 1234567",
+        "2026-11-24",
+    ]
     assert not by_patterns("nothing to see here")
 
 

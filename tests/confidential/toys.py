@@ -1,4 +1,5 @@
-"""A public model that is a table, whose texts are letters: exact, and quick enough for statistics.
+"""A public model that is a table, whose texts are letters: exact, and quick enough for
+statistics.
 """
 
 from __future__ import annotations

@@ -205,16 +205,17 @@ class Log(Made):
         self.line(made=self.units)
 
 
-def party(
-    rank: int, run: int, end: socket.socket, home: Path, lost: Callable[[Pool], None]
-) -> int:
+def party(rank: int, run: int, end: socket.socket, home: Path, lost: Callable[[Pool], None]) -> int:
     """One session; returns the exit status. `lost` is what to do when the peer is gone."""
     log, channel = Log(home / f"{rank}.{run}.log"), SocketChannel(end)
     try:
         pool = Pool(
-            rank, Prg.from_os(), dealer(rank, channel, log),
-            session=b"run %d" % run, directory=home / str(rank),
-        )  # fmt: skip
+            rank,
+            Prg.from_os(),
+            dealer(rank, channel, log),
+            session=b"run %d" % run,
+            directory=home / str(rank),
+        )
     except PoolError as exc:
         log.line(refused=str(exc))
         return 1
@@ -270,8 +271,10 @@ def faults(home: Path, runs: int) -> list[str]:
     """What is wrong with the units that were handed out in all sessions of a scenario."""
     lines = {
         (run, rank): [json.loads(line) for line in (home / f"{rank}.{run}.log").open()]
-        for run in range(runs) for rank in RANKS if (home / f"{rank}.{run}.log").exists()
-    }  # fmt: skip
+        for run in range(runs)
+        for rank in RANKS
+        if (home / f"{rank}.{run}.log").exists()
+    }
     made: dict[str, Any] = {}
     for log in lines.values():
         for line in log:

@@ -76,9 +76,7 @@ def deviation(of: Layout) -> float:
 class PackedTwo(Two):
     """A session of two parties."""
 
-    def __init__(
-        self, seed: int | None = None, common: bytes = b"session", jobs: int = 1
-    ) -> None:
+    def __init__(self, seed: int | None = None, common: bytes = b"session", jobs: int = 1) -> None:
         """seed: of both parties' own streams, which are random without."""
         self.wires = [Wire(end) for end in MemoryChannel.pair()]
         self.products: list[Any] = [

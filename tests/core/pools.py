@@ -16,12 +16,7 @@ from spu_llm.core.correlation import Correlation, Material
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline.pool import Pool
-from tests.core.dealing import (
-    TRIPLE,
-    Made,
-    dealer,
-    refuses,
-)
+from tests.core.dealing import TRIPLE, Made, dealer, refuses
 
 RANKS = (CLIENT, PROVIDER)
 
@@ -56,11 +51,14 @@ class Parties:
         ends = MemoryChannel.pair()
         self.pools = [
             Pool(
-                rank, Prg.from_os(), dealer(rank, ends[rank], self.made),
-                session=b"session %d" % self.sessions, directory=self.directories[rank],
+                rank,
+                Prg.from_os(),
+                dealer(rank, ends[rank], self.made),
+                session=b"session %d" % self.sessions,
+                directory=self.directories[rank],
             )
             for rank in RANKS
-        ]  # fmt: skip
+        ]
         inventories = [pool.inventory() for pool in self.pools]
         for rank in RANKS:
             self.pools[rank].resume(inventories[1 - rank])

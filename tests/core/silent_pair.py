@@ -98,13 +98,16 @@ class Two:
         self.meters = [Meter(), Meter()]
         self.products = [
             SilentProducts(
-                rank, Prg.from_os() if seed is None else Prg.from_seed(seed, f"own {rank}"),
-                CountingChannel(self.wires[rank]), self.meters[rank],
-                directory=(client, provider)[rank], jobs=jobs,
+                rank,
+                Prg.from_os() if seed is None else Prg.from_seed(seed, f"own {rank}"),
+                CountingChannel(self.wires[rank]),
+                self.meters[rank],
+                directory=(client, provider)[rank],
+                jobs=jobs,
                 **({"receiving": cache[0].receiving} if cache else {}),
             )
             for rank in RANKS
-        ]  # fmt: skip
+        ]
 
     def outcomes(self, work: Callable[[int, SilentProducts], Any]) -> list[Any]:
         """What `work` returns or raises at each party."""

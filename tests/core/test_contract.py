@@ -28,16 +28,20 @@ class TestReveal(OpContract):
     uniform = False
     nothing_to_compare = "only who learns the value gets a message"
     cases = [
-        *(reveal_case(INTEGERS, form, to)
-          for form in ("arith", "degenerate", "bool64")
-          for to in (Owner.CLIENT, Owner.PROVIDER, Owner.PUBLIC)),
-        *(reveal_case(BITS, form, to)
-          for form in ("bool1", "client", "provider")
-          for to in (Owner.CLIENT, Owner.PROVIDER, Owner.PUBLIC)),
+        *(
+            reveal_case(INTEGERS, form, to)
+            for form in ("arith", "degenerate", "bool64")
+            for to in (Owner.CLIENT, Owner.PROVIDER, Owner.PUBLIC)
+        ),
+        *(
+            reveal_case(BITS, form, to)
+            for form in ("bool1", "client", "provider")
+            for to in (Owner.CLIENT, Owner.PROVIDER, Owner.PUBLIC)
+        ),
         reveal_case(np.arange(6) << 13, "bool19", Owner.CLIENT),
         reveal_case(np.array([5, -3, 2**23 - 1, -(2**23)]), "arith24", Owner.CLIENT),
         reveal_case(np.zeros((0, 4), np.int64), "arith", Owner.PUBLIC),
-    ]  # fmt: skip
+    ]
 
 
 class TestToyReshare(OpContract):

@@ -93,9 +93,7 @@ def test_children_of_the_partys_own_streams_are_no_streams_of_an_op() -> None:
 
 K = 16
 ROWS_OF_16 = np.arange(2 * K).reshape(2, K) - 9
-WIDE = Case(
-    (ROWS_OF_16, np.arange(3 * K).reshape(K, 3)), ("arith", "provider"), {"label": "w"}
-)
+WIDE = Case((ROWS_OF_16, np.arange(3 * K).reshape(K, 3)), ("arith", "provider"), {"label": "w"})
 
 
 def _leaves_the_middle_open(
@@ -144,9 +142,7 @@ class _RepeatsMux:
     source: Source
     first: Material | None = None
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         if correlation is not correlation_for(64):
             return self.source.take(correlation, units, fixed)
         if self.first is None:
@@ -182,8 +178,9 @@ def test_rows_past_the_last_whole_word() -> None:
         party.send(x.words + mine)
         return Arith(party.recv(x.shape) - mine, x.dtype, x.frac_bits)
 
-    contract = contract_of(toy_reshare, only_whole_words, dataclasses.replace(
-        SHARED, static={"rounds": 1}))  # fmt: skip
+    contract = contract_of(
+        toy_reshare, only_whole_words, dataclasses.replace(SHARED, static={"rounds": 1})
+    )
     keeps_the_rest(contract)
     with pytest.raises(AssertionError, match="under"):
         contract.test_messages_are_masked()

@@ -26,16 +26,7 @@ from spu_llm.core.meter import Meter
 from spu_llm.core.op import Cost, Functionality, View, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.reveal import reveal
-from spu_llm.core.values import (
-    CLIENT,
-    PROVIDER,
-    Arith,
-    Owner,
-    State,
-    Stateful,
-    Value,
-    public,
-)
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, State, Stateful, Value, public
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession, private_array
@@ -64,9 +55,7 @@ class Recorded:
     units: dict[str, int] = field(default_factory=dict)
     fixed: dict[str, Factor | None] = field(default_factory=dict)
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         self.units[correlation.name] = self.units.get(correlation.name, 0) + units
         self.fixed[correlation.name] = fixed
         return self.pool.take(correlation, units, fixed)
@@ -195,9 +184,11 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
 def test_nothing_is_made_inside_merged_rounds(simulation: Simulation) -> None:
     """The peer may ask for it at another time: a dry run that counted too little ends both."""
     kind = Correlation(
-        "made beside others", (Part((), Owner.JOINT, Form.ARITH),),
-        (Part((), Owner.JOINT, Form.ARITH),), lambda a: [a],
-    )  # fmt: skip
+        "made beside others",
+        (Part((), Owner.JOINT, Form.ARITH),),
+        (Part((), Owner.JOINT, Form.ARITH),),
+        lambda a: [a],
+    )
 
     def program(session: PartySession) -> None:
         with ThreadPoolExecutor(1) as merged:

@@ -49,9 +49,7 @@ def used_twice(x: Any) -> list[Any]:
 def test_a_body_stands_for_its_equation() -> None:
     closed = spelt_out(used_twice)
     first = X * TABLE + 3
-    for got, wanted in zip(
-        as_function(closed)(X), [first, X * TABLE + first, X], strict=True
-    ):
+    for got, wanted in zip(as_function(closed)(X), [first, X * TABLE + first, X], strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
     assert closed.jaxpr.outvars[2] is closed.jaxpr.invars[0]
 

@@ -102,8 +102,9 @@ with giving_way.{claim}:
 def test_who_is_killed_leaves_no_claim(directory: Path, claim: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", CLAIM.format(claim=claim), str(directory)],
-        stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
     assert process.stdout is not None and process.stdout.readline() == b"has it\n"
     assert is_claimed(directory)
     process.send_signal(signal.SIGKILL)

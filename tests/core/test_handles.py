@@ -168,9 +168,7 @@ def runs_of_ops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_dry_run_with_a_copy_looks_nothing_up_again(
     parties: Simulation, runs_of_ops: list[int]
 ) -> None:
-    function = SecureFunction(
-        lambda x, w: linear(x, w, label="tests handles, dry"), (C, P), "dry"
-    )
+    function = SecureFunction(lambda x, w: linear(x, w, label="tests handles, dry"), (C, P), "dry")
 
     def program(session: PartySession, w: np.ndarray) -> int:
         return session.demand(function, *arguments(session, w))[0].cost.messages
@@ -255,10 +253,16 @@ def test_weights_are_read_once(counted: Counted) -> None:
     assert Public(W).digest == value.digest != Public(W.T).digest != Public(W.T.copy() + 1).digest
 
 
-@pytest.mark.parametrize("other", [
-    lambda w: w + 1, lambda w: w.T, lambda w: w.reshape(3, 5), lambda w: w.astype(np.float64),
-    lambda w: w.view(np.int32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda w: w + 1,
+        lambda w: w.T,
+        lambda w: w.reshape(3, 5),
+        lambda w: w.astype(np.float64),
+        lambda w: w.view(np.int32),
+    ],
+)
 def test_digests_tell_contents_apart(other: Callable[[np.ndarray], np.ndarray]) -> None:
     assert values.digest(W) == values.digest(np.asfortranarray(W)) != values.digest(other(W))
 
@@ -292,9 +296,11 @@ def test_runs_of_equal_content_have_one_digest() -> None:
     table = np.arange(3, dtype=np.float32)
     same = [runs(lambda x: x * table.copy() + 1.0, C)[0].digest for _ in range(2)]
     others = [
-        runs(lambda x: x * table + 2.0, C), runs(lambda x: x * -table + 1.0, C),
-        runs(lambda x: x - table, C), runs(lambda x, y: x * table + y, C, C),
-    ]  # fmt: skip
+        runs(lambda x: x * table + 2.0, C),
+        runs(lambda x: x * -table + 1.0, C),
+        runs(lambda x: x - table, C),
+        runs(lambda x, y: x * table + y, C, C),
+    ]
     assert same[0] == same[1]
     assert len({same[0], *(steps[0].digest for steps in others)}) == 5
 

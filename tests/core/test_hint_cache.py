@@ -129,8 +129,11 @@ def test_all_hints_of_a_session_count(root: Path) -> None:
 def test_what_was_used_longest_ago_goes_first(root: Path) -> None:
     """Of any provider, half received or whole, and no more than need be."""
     for folder, name, age in (
-        (ONE, "a.hint", 1), (OTHER, "b.part", 3), (OTHER, "c.hint", 2), (INSECURE, "d.hint", 4)
-    ):  # fmt: skip
+        (ONE, "a.hint", 1),
+        (OTHER, "b.part", 3),
+        (OTHER, "c.hint", 2),
+        (INSECURE, "d.hint", 4),
+    ):
         a_file(root / folder, name, 100, age)
     assert receives(root / ONE, 450, 50) and names(root) == ["a.hint", "b.part", "c.hint", "d.hint"]
     assert receives(root / ONE, 449, 50) and names(root) == ["a.hint", "b.part", "c.hint"]
@@ -169,9 +172,7 @@ def test_what_a_session_uses_is_never_removed(root: Path, tmp_path: Path) -> Non
     assert len(names(root)) == 1 and names(root) != [kept]
 
 
-def test_a_file_that_cannot_be_opened_goes_too(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_opened_goes_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one worker could keep all providers' hints out."""
     closed = a_file(root / OTHER, "closed.hint", 100, 1)
     opened = os.open
@@ -197,8 +198,10 @@ def test_another_process_uses_a_hint(root: Path) -> None:
     )
     using = subprocess.Popen(
         [sys.executable, "-c", code, str(path.parent), digest.hex()],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )
     try:
         assert using.stdout is not None and using.stdout.readline() == b"100\n"
         assert not receives(root / OTHER, 150, 100) and path.exists()
@@ -296,9 +299,21 @@ def test_a_worker_is_answered(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [None, [], {}, ["a"], [["a"]], [["a", 0]], [["a", -1]], [["a", True]], [["a", "1"]],
-             [[1, 1]], [["a", 1], ["a", 1.5]]],
-)  # fmt: skip
+    "told",
+    [
+        None,
+        [],
+        {},
+        ["a"],
+        [["a"]],
+        [["a", 0]],
+        [["a", -1]],
+        [["a", True]],
+        [["a", "1"]],
+        [[1, 1]],
+        [["a", 1], ["a", 1.5]],
+    ],
+)
 def test_a_worker_that_asks_for_nonsense_ends(root: Path, told: Any) -> None:
     worker: Any = Worker()
     with pytest.raises(WorkerError, match="asks for hints that are none"):

@@ -64,9 +64,9 @@ def test_weights_are_encoded_once_whatever_array_has_them() -> None:
     assert factor_of(w, 10).bits < first.bits
 
 
-@pytest.mark.parametrize("other", [
-    lambda w: w + np.float32(0.5), lambda w: w.T, lambda w: w.astype(np.float64)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other", [lambda w: w + np.float32(0.5), lambda w: w.T, lambda w: w.astype(np.float64)]
+)
 def test_other_weights_are_encoded_on_their_own(other: Callable[[np.ndarray], np.ndarray]) -> None:
     w = np.random.default_rng(1).normal(size=(3, 3)).astype(np.float32)
     value = private(w)

@@ -66,9 +66,9 @@ SCRIPTS = st.lists(st.text("b01", max_size=5), min_size=1, max_size=4)
 @given(SCRIPTS)
 def test_every_task_hears_what_was_said_in_it(scripts: list[str]) -> None:
     names = [b"lane %d" % i for i in range(len(scripts))]
-    results, ends = both([
-        [talk(s, rank, n) for s, n in zip(scripts, names, strict=True)] for rank in (0, 1)
-    ])  # fmt: skip
+    results, ends = both(
+        [[talk(s, rank, n) for s, n in zip(scripts, names, strict=True)] for rank in (0, 1)]
+    )
     for rank in (0, 1):
         found, traffics = results[rank]
         assert found == [heard_by(s, rank, n) for s, n in zip(scripts, names, strict=True)]
@@ -80,9 +80,7 @@ def test_every_task_hears_what_was_said_in_it(scripts: list[str]) -> None:
         )
         assert sum(t.sent_bytes for t in traffics) == sent
         assert sum(t.sent_messages for t in traffics) == ends[rank].traffic.sent_messages
-        assert (
-            sum(t.received_messages for t in traffics) == ends[1 - rank].traffic.sent_messages
-        )
+        assert sum(t.received_messages for t in traffics) == ends[1 - rank].traffic.sent_messages
 
 
 def test_as_many_messages_as_the_longest_takes() -> None:
@@ -119,8 +117,9 @@ def test_an_error_in_one_task_ends_all() -> None:
         raise Broken
 
     before = set(threading.enumerate())
-    lanes = [[talk("bbb", rank, b"x"), fails if rank == 0 else talk("b", 1, b"y")]
-             for rank in (0, 1)]  # fmt: skip
+    lanes = [
+        [talk("bbb", rank, b"x"), fails if rank == 0 else talk("b", 1, b"y")] for rank in (0, 1)
+    ]
     ends = MemoryChannel.pair()
     other = threading.Thread(target=lambda: run_together(ends[1], lanes[1]), daemon=True)
     other.start()

@@ -211,7 +211,6 @@ def test_raw_products_would_show_s_to_the_evaluator(monkeypatch: pytest.MonkeyPa
     masks = two.draw(c, units)
     drawn: dict[str, np.ndarray] = {}  # by the client
     for name in ("ternary", "noise"):
-
         kept = kept_of(two.products[CLIENT], getattr(rlwe, name), name, drawn)
         monkeypatch.setattr(rlwe, name, kept)
     client, provider = two.make(c, masks)
@@ -368,9 +367,10 @@ def test_answers_look_uniform_to_an_owner_that_sends_anything(
     honest = answer(lambda data: data)
     assert uniform(honest.tobytes())
     random = Prg.from_os()
-    for change in (lambda data: bytes(len(data)), lambda data: random.words(
-        (len(data) // 8,)
-    ).tobytes()):  # fmt: skip
+    for change in (
+        lambda data: bytes(len(data)),
+        lambda data: random.words((len(data) // 8,)).tobytes(),
+    ):
         np.testing.assert_array_equal(answer(change), honest)
     monkeypatch.setattr(rlwe, "ternary", lambda prg, count, n: np.zeros((count, n)))
     masks = [[np.zeros_like(x) for x in mine] for mine in PackedTwo().draw(c, 2)]

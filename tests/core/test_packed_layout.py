@@ -93,9 +93,7 @@ def check(of: Layout, seed: int) -> None:
 
 
 @settings(max_examples=100)
-@given(
-    st.integers(1, 9), st.integers(1, 4), st.integers(1, 70), st.integers(1, DEGREE), st.data()
-)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 70), st.integers(1, DEGREE), st.data())
 def test_words_stand_where_the_formulas_say(
     units: int, n: int, k: int, m: int, data: st.DataObject
 ) -> None:
@@ -107,10 +105,17 @@ def test_words_stand_where_the_formulas_say(
 @pytest.mark.parametrize(
     "shape",
     [
-        (1, 1, 1, 1), (5, 1, 1, 64), (3, 1, 3, 33), (2, 1, 70, 2), (7, 3, 5, 3), (9, 2, 1, 5),
-        (3, 1, 64, 1), (70, 1, 1, 1), (2, 4, 9, 8),
+        (1, 1, 1, 1),
+        (5, 1, 1, 64),
+        (3, 1, 3, 33),
+        (2, 1, 70, 2),
+        (7, 3, 5, 3),
+        (9, 2, 1, 5),
+        (3, 1, 64, 1),
+        (70, 1, 1, 1),
+        (2, 4, 9, 8),
     ],
-)  # fmt: skip
+)
 def test_edges(shape: tuple[int, int, int, int]) -> None:
     with mock.patch.object(layout, "N", DEGREE):
         check(Layout(*shape), 1)
@@ -144,10 +149,12 @@ def test_shapes_of_this_repository() -> None:
     found = [
         (of.rows, of.stride, of.inner, of.together, of.groups, of.blocks, of.packed, of.answers)
         for of in (
-            Layout(4, 128, 64, 128), Layout(4, 128, 128, 64), Layout(64, 1, 768, 1),
+            Layout(4, 128, 64, 128),
+            Layout(4, 128, 128, 64),
+            Layout(64, 1, 768, 1),
             Layout(64, 1, 1, 768),
         )
-    ]  # fmt: skip
+    ]
     assert found == [
         (2, 32, 32, 1, 4, 2, 32, 8),
         (2, 64, 64, 1, 4, 2, 64, 4),

@@ -50,9 +50,13 @@ def check(c: Correlation, masks: Masks, two: PackedTwo | None = None) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(
-    st.integers(1, 12), st.integers(1, 6), st.integers(1, 40), st.integers(1, 200),
-    st.sampled_from([correlation_of, one_way]), st.integers(0, 10**6),
-)  # fmt: skip
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.integers(1, 200),
+    st.sampled_from([correlation_of, one_way]),
+    st.integers(0, 10**6),
+)
 def test_shares_add_up(units: int, n: int, k: int, m: int, of: Any, seed: int) -> None:
     c, two = of(n, k, m), PackedTwo()
     masks = two.draw(c, units, seed)
@@ -249,9 +253,10 @@ def changed(data: bytes, how: str) -> bytes:
 
 @pytest.mark.parametrize("how", ["cut", "a word less", "longer", "empty"])
 @pytest.mark.parametrize(
-    ("sender", "number"), [(PROVIDER, 0), (PROVIDER, 1), (PROVIDER, 2), (CLIENT, 0)],
+    ("sender", "number"),
+    [(PROVIDER, 0), (PROVIDER, 1), (PROVIDER, 2), (CLIENT, 0)],
     ids=["key", "switching key", "ciphertexts", "answer"],
-)  # fmt: skip
+)
 def test_messages_of_other_sizes(sender: int, number: int, how: str) -> None:
     two, c = PackedTwo(), one_way(4, 2, 3)
     masks = two.draw(c, 1)

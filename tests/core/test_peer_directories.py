@@ -100,9 +100,7 @@ def test_a_copy_of_one_directory_is_no_pair(tmp_path: Path) -> None:
         agreed(tmp_path, "C P", own)
 
 
-def test_strangers_do_not_fill_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_do_not_fill_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_directories, "MAX_PEERS", 2)
     folders = [peer_directories.agree(Hears(b"%032x" % i), tmp_path) for i in range(2)]
     for folder in folders:

@@ -96,12 +96,14 @@ def test_closed_over_arrays_are_part_of_the_program() -> None:
         ("top_k", lambda x, w: jax.lax.top_k(x @ w, 2)[0]),
         ("scan", lambda x, w: jax.lax.scan(lambda c, r: (c + r, r), (x @ w)[0], x @ w)[0]),
         ("cond", lambda x, w: jax.lax.cond((x @ w).sum() > 0, jnp.sin, jnp.cos, x @ w)),
-        ("dynamic_slice",
-         lambda x, w: jax.lax.dynamic_slice(x @ w, (jnp.argmax(x @ w), 0), (1, 1))),
+        (
+            "dynamic_slice",
+            lambda x, w: jax.lax.dynamic_slice(x @ w, (jnp.argmax(x @ w), 0), (1, 1)),
+        ),
         ("gather", lambda x, w: (x @ w)[jnp.argmax(x @ w, axis=1)]),
         ("shift_right_arithmetic", lambda x, w: jnp.int32(8) >> (x @ w).astype(jnp.int32)),
     ],
-)  # fmt: skip
+)
 def test_segments_hold_only_what_spu_computes_without_opening(name: str, fn: Any) -> None:
     with pytest.raises(NotImplementedError, match=name):
         make_plan(lambda x, w: [fn(x, w)], [shape(2, 3), shape(3, 4)], [C, P])

@@ -28,14 +28,7 @@ from spu_llm.offline import stock
 from spu_llm.offline.pool import Pool
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.spu_runtime import create_memory_link
-from tests.core.dealing import (
-    CORRELATIONS,
-    GATE,
-    TRIPLE,
-    Made,
-    dealer,
-    refuses,
-)
+from tests.core.dealing import CORRELATIONS, GATE, TRIPLE, Made, dealer, refuses
 from tests.core.pools import RANKS, Parties, batch_folder
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -48,12 +41,16 @@ ACTIONS = st.lists(
         st.tuples(st.just("lease"), st.sampled_from(CORRELATIONS), st.integers(0, 40)),
         st.tuples(st.just("reopen"), st.booleans(), st.booleans()),
         st.tuples(
-            st.just("alone"), st.sampled_from(RANKS), st.sampled_from(CORRELATIONS),
-            st.integers(0, 12), st.booleans(), st.booleans(),
+            st.just("alone"),
+            st.sampled_from(RANKS),
+            st.sampled_from(CORRELATIONS),
+            st.integers(0, 12),
+            st.booleans(),
+            st.booleans(),
         ),
     ),
     max_size=12,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=80)
@@ -353,9 +350,12 @@ def test_sessions_resume(tmp_path: Path) -> None:
         def party(rank: int) -> None:
             link = create_memory_link(rank, name)
             session = PartySession(
-                link, SpuConfig(), profile=False, pool_dir=directories[rank],
+                link,
+                SpuConfig(),
+                profile=False,
+                pool_dir=directories[rank],
                 budgets=budgets if rank == PROVIDER else (),
-            )  # fmt: skip
+            )
             session.pool._make = dealer(rank, ends[rank], made)
             found.put((rank, session.supply.available(TRIPLE)))
             told.append(session.tell(PROVIDER, session.pool.room()))

@@ -17,8 +17,11 @@ def crash(tmp_path: Path, *options: str) -> dict[str, Any]:
     # A process of its own: it forks, which a process with threads had better not.
     done = subprocess.run(
         [sys.executable, "-m", "tests.core.crashing", str(tmp_path), *options],
-        cwd=ROOT, capture_output=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr.decode()
     report: dict[str, Any] = json.loads(done.stdout)
     return report
@@ -27,10 +30,11 @@ def crash(tmp_path: Path, *options: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "every"),
     [
-        ("kill", 3), ("power", 5),
+        ("kill", 3),
+        ("power", 5),
         *(pytest.param(mode, 1, marks=pytest.mark.slow) for mode in ("kill", "power")),
     ],
-)  # fmt: skip
+)
 def test_no_unit_twice(tmp_path: Path, mode: str, every: int) -> None:
     """Either party killed at every call, or some of them, that changes its directory, then at one
     of the next run; with a power cut, all that was not made durable is lost on both sides.

@@ -20,11 +20,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files as pool_files
 from spu_llm.offline.pool import Pool
-from tests.core.dealing import (
-    GATE,
-    TRIPLE,
-    refuses,
-)
+from tests.core.dealing import GATE, TRIPLE, refuses
 from tests.core.pools import Parties, batch_folder, files_of, reopen, stored_inventory
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -106,8 +102,11 @@ def test_modes_and_layout(threads: ThreadPoolExecutor, tmp_path: Path) -> None:
             assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
     folder = batch_folder(parties, CLIENT)
     assert {path.name for path in folder.iterdir()} == {
-        "meta.json", "state.json", "results.npy", "rest.npy",
-    }  # fmt: skip
+        "meta.json",
+        "state.json",
+        "results.npy",
+        "rest.npy",
+    }
     results = np.load(folder / "results.npy", allow_pickle=False)
     assert results.shape == (16, TRIPLE.words) and results.dtype == np.uint64
     meta = json.loads((folder / "meta.json").read_bytes())
@@ -180,14 +179,17 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "short key": ("state.json", lambda p: _sealed_with(p, key="00")),
     "no state": ("state.json", lambda p: p.unlink()),
     "state of another batch": (
-        "state.json", lambda p: p.write_bytes(p.read_bytes().replace(b'used": 3', b'used": 2')),
+        "state.json",
+        lambda p: p.write_bytes(p.read_bytes().replace(b'used": 3', b'used": 2')),
     ),
     "folder for a file": ("meta.json", lambda p: (p.unlink(), p.mkdir(0o700))),
     "pipe for a file": ("meta.json", lambda p: (p.unlink(), os.mkfifo(p, 0o600))),
-    "link for a file": ("meta.json", lambda p: (p.rename(p.parents[3] / "m"),
-                                                p.symlink_to(p.parents[3] / "m"))),
+    "link for a file": (
+        "meta.json",
+        lambda p: (p.rename(p.parents[3] / "m"), p.symlink_to(p.parents[3] / "m")),
+    ),
     "file open to others": ("results.npy", lambda p: p.chmod(0o640)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -234,23 +236,28 @@ def test_no_flipped_bit_passes(stored: Parties) -> None:
 
 PLACES: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
     "link for the directory": (
-        "symbolic link", lambda r, b: (r.rename(r.parent / "m"), r.symlink_to(r.parent / "m"))
+        "symbolic link",
+        lambda r, b: (r.rename(r.parent / "m"), r.symlink_to(r.parent / "m")),
     ),
     "link to nowhere": (
-        "symbolic link", lambda r, b: (shutil.rmtree(r), r.symlink_to(r.parent / "none"))
+        "symbolic link",
+        lambda r, b: (shutil.rmtree(r), r.symlink_to(r.parent / "none")),
     ),
     "link for a correlation": (
         "symbolic link",
         lambda r, b: (b.parent.rename(r.parent / "m"), b.parent.symlink_to(r.parent / "m")),
     ),
     "link for a batch": (
-        "symbolic link", lambda r, b: (b.rename(r.parent / "m"), b.symlink_to(r.parent / "m"))
+        "symbolic link",
+        lambda r, b: (b.rename(r.parent / "m"), b.symlink_to(r.parent / "m")),
     ),
     "link for the lock": (
-        "symbolic link", lambda r, b: ((r / "lock").unlink(), (r / "lock").symlink_to(r / "x"))
+        "symbolic link",
+        lambda r, b: ((r / "lock").unlink(), (r / "lock").symlink_to(r / "x")),
     ),
     "file for the directory": (
-        "not a directory", lambda r, b: (shutil.rmtree(r), r.write_bytes(b""))
+        "not a directory",
+        lambda r, b: (shutil.rmtree(r), r.write_bytes(b"")),
     ),
     "directory others may read": ("mode 750", lambda r, b: r.chmod(0o750)),
     "correlation others may read": ("mode 701", lambda r, b: b.parent.chmod(0o701)),
@@ -259,7 +266,7 @@ PLACES: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
     "a stranger's file": ("not a directory", lambda r, b: (r / "notes").touch(0o600)),
     "a stranger's file inside": ("not part of a pool", lambda r, b: (b.parent / "notes").touch()),
     "a batch from elsewhere": ("moved here", lambda r, b: b.rename(b.with_name("0" * 32))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -325,9 +332,7 @@ def test_a_full_disk_costs_nothing_that_is_there(
     def full(*args: Any, **options: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    client._make = lambda kind, masks: kind.split(
-        np.zeros((len(masks[0]), kind.words), np.uint64)
-    )
+    client._make = lambda kind, masks: kind.split(np.zeros((len(masks[0]), kind.words), np.uint64))
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
         with pytest.raises(PoolError, match="No space left"):

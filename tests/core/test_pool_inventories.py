@@ -14,10 +14,7 @@ from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.offline.pool import INVENTORY_BYTES, MAX_BATCHES, Pool
-from tests.core.dealing import (
-    TRIPLE,
-    refuses,
-)
+from tests.core.dealing import TRIPLE, refuses
 from tests.core.pools import Parties, batch_folder, files_of
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")

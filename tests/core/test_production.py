@@ -50,7 +50,8 @@ class Sides:
     def __init__(self, parties: Parties) -> None:
         self.parties, self.meters = parties, [Meter(), Meter()]
         self.supplies = [
-            Supply(pool, _NoProducts()) for pool in parties.pools  # type: ignore[arg-type]
+            Supply(pool, _NoProducts())
+            for pool in parties.pools  # type: ignore[arg-type]
         ]
         self.productions = [
             Production(supply, meter)
@@ -168,9 +169,7 @@ def test_it_stops_after_what_either_party_has_begun(parties: Parties) -> None:
     for rank, turn in zip(RANKS, (slow, late), strict=True):
         make = parties.pools[rank]._make
 
-        def one_by_one(
-            correlation: Any, masks: Any, make: Any = make, turn: Any = turn
-        ) -> Any:
+        def one_by_one(correlation: Any, masks: Any, make: Any = make, turn: Any = turn) -> Any:
             assert turn.acquire(timeout=20)
             return make(correlation, masks)
 
@@ -200,9 +199,7 @@ def test_nothing_is_made_beside_work_that_is_a_secret(parties: Parties) -> None:
     for rank in RANKS:
         make = parties.pools[rank]._make
 
-        def counted(
-            correlation: Any, masks: Any, make: Any = make, rank: int = rank
-        ) -> Any:
+        def counted(correlation: Any, masks: Any, make: Any = make, rank: int = rank) -> Any:
             assert turns.acquire(timeout=20)
             results = make(correlation, masks)
             made[rank] += 1
@@ -308,9 +305,11 @@ def test_it_is_for_networks_alone(delay_s: float) -> None:
     def meet(rank: int) -> Any:
         left = iter(pairs)
         session = PartySession(
-            create_memory_link(rank, f"far {delay_s}"), SpuConfig(), profile=False,
+            create_memory_link(rank, f"far {delay_s}"),
+            SpuConfig(),
+            profile=False,
             open_channel=lambda: _Far(next(left)[rank], delay_s),
-        )  # fmt: skip
+        )
         return session.beside, [e.name for e in session.meter.entries if e.kind == "control"]
 
     client, provider = both(meet)
@@ -321,15 +320,15 @@ def test_it_is_for_networks_alone(delay_s: float) -> None:
 
 C, P, J = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT
 ROWS = 1500  # so many that every call needs another batch
+
+
 def _forward(x: Any, w: Any) -> Any:
     y = linear(x, w, label="tests beside")
     return multiply(y, y)
 
 
 FORWARD = SecureFunction(_forward, (C, P), "forward")
-IN_SPU = SecureFunction(
-    lambda x, w: jnp.sin(linear(x, w, label="tests in spu")), (C, P), "in spu"
-)
+IN_SPU = SecureFunction(lambda x, w: jnp.sin(linear(x, w, label="tests in spu")), (C, P), "in spu")
 WEIGHTS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 
 

@@ -149,9 +149,7 @@ def test_wrong_owner_is_refused_before_anything_runs() -> None:
 
 
 def test_parties_with_different_programs_stop() -> None:
-    functions = [
-        SecureFunction(lambda x, w, s=s: x @ w * s, (C, P), "program") for s in (1.0, 2.0)
-    ]
+    functions = [SecureFunction(lambda x, w, s=s: x @ w * s, (C, P), "program") for s in (1.0, 2.0)]
     with Simulation() as simulation, pytest.raises(ManifestMismatch, match="programs differ"):
         simulation.run(lambda s: both(s, functions[s.rank]))
 

@@ -78,8 +78,13 @@ def test_an_open_file_is_refused(tmp_path: Path, which: str, how: str) -> None:
     part = whole.with_suffix(".part")
     if which == "part":
         whole.unlink()
-    path = {"key": provider / "key", "own": own, "whole": whole, "part": part,
-            "lock": client.parent / "lock"}[which]  # fmt: skip
+    path = {
+        "key": provider / "key",
+        "own": own,
+        "whole": whole,
+        "part": part,
+        "lock": client.parent / "lock",
+    }[which]
     said = _spoil(path, how)
     if which == "lock" and how == "link":
         said = "lock"  # refused by the system

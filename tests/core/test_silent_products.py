@@ -37,9 +37,12 @@ def bound(w: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=25)
 @given(
-    st.integers(1, 70), st.integers(1, 70), st.integers(0, 34), st.integers(1, HALF + 5),
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.integers(0, 34),
+    st.integers(1, HALF + 5),
     st.integers(0, 10**6),
-)  # fmt: skip
+)
 def test_shares_add_up(k: int, m: int, bits: int, units: int, seed: int) -> None:
     """For weights as doubles and as words, which large ones are."""
     w = matrix(seed, k, m, bits)
@@ -65,8 +68,12 @@ def test_on_more_cores_the_same(tmp_path: Path) -> None:
     Two(provider=tmp_path)  # its key
     for jobs in (1, 3):
         two = Two(provider=tmp_path, seed=5, jobs=jobs)
-        found.append(([x for m in two.take(c, 9, w) for x in (*m.masks, *m.results)],
-                      [wire.sent for wire in two.wires]))  # fmt: skip
+        found.append(
+            (
+                [x for m in two.take(c, 9, w) for x in (*m.masks, *m.results)],
+                [wire.sent for wire in two.wires],
+            )
+        )
     for a, b in zip(*(words for words, _ in found), strict=True):
         np.testing.assert_array_equal(a, b)
     assert found[0][1] == found[1][1]

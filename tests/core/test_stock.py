@@ -144,8 +144,9 @@ def test_one_party_s_pool_and_that_of_both(parties: Parties, tmp_path: Path) -> 
         folder_of(parties, rank).rename(pool / role / peer)
     listed = stock.stocks(pool)
     assert [found.folder for found in listed] == [
-        pool / "client" / peers[1], pool / "provider" / peers[0]
-    ]  # fmt: skip
+        pool / "client" / peers[1],
+        pool / "provider" / peers[0],
+    ]
     assert listed[:1] == stock.stocks(pool / "client")
     (kind,) = listed[0].kinds
     assert (kind.name, kind.batches, kind.units) == (TRIPLE.name, 1, 16)

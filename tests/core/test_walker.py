@@ -73,9 +73,11 @@ def test_as_many_results_as_variables() -> None:
 def test_equations_are_walked_in_order() -> None:
     closed = flat_jaxpr(lambda x, y: [x * y + 1.0, y - TABLE], [SHAPE, SHAPE])
     env = walk(
-        closed, ["x", "y"], lambda x: f"{np.asarray(x)}",
+        closed,
+        ["x", "y"],
+        lambda x: f"{np.asarray(x)}",
         lambda eqn, operands: [f"{eqn.primitive.name}({', '.join(operands)})"],
-    )  # fmt: skip
+    )
     assert env.read(closed.jaxpr.outvars) == ["add(mul(x, y), 1.0)", "sub(y, [1. 2.])"]
     assert digest_of(closed) == digest_of(
         flat_jaxpr(lambda a, b: [a * b + 1.0, b - TABLE.copy()], [SHAPE, SHAPE])

@@ -73,9 +73,12 @@ def test_clip_norms_of_table_12(
 
 @pytest.mark.parametrize(
     "batch, clip, tokens, rho, epsilon",
-    [(8, 1.0, 100, 0.78125, 6.7342), (128, 1.0, 500, 0.0152588, 0.7788),
-     (15, 0.5, 200, 1 / 9, 2.2685)],
-)  # fmt: skip
+    [
+        (8, 1.0, 100, 0.78125, 6.7342),
+        (128, 1.0, 500, 0.0152588, 0.7788),
+        (15, 0.5, 200, 1 / 9, 2.2685),
+    ],
+)
 def test_theorem_2(batch: int, clip: float, tokens: int, rho: float, epsilon: float) -> None:
     found = Parameters(batch, clip, 1.0, tokens)
     assert found.rho == pytest.approx(rho, rel=1e-6)
@@ -229,16 +232,23 @@ def test_budgets_refuse_nonsense(epsilon: float, delta: float) -> None:
 
 @settings(max_examples=25)
 @given(
-    st.floats(0.01, 50), st.integers(1, 200), st.floats(0.05, 3), st.integers(1, 2000),
+    st.floats(0.01, 50),
+    st.integers(1, 200),
+    st.floats(0.05, 3),
+    st.integers(1, 2000),
     st.sampled_from(ADJACENCIES),
-)  # fmt: skip
+)
 def test_a_budget_is_kept_and_used(
     epsilon: float, batch: int, temperature: float, tokens: int, adjacency: str
 ) -> None:
     found = Parameters.for_budget(
-        epsilon, DELTA, batch=batch, temperature=temperature, max_new_tokens=tokens,
+        epsilon,
+        DELTA,
+        batch=batch,
+        temperature=temperature,
+        max_new_tokens=tokens,
         adjacency=adjacency,
-    )  # fmt: skip
+    )
     assert epsilon * (1 - 1e-6) <= found.epsilon(DELTA) <= epsilon
 
 

@@ -28,8 +28,12 @@ from tests.tiny import PRIVATE, endless, save_tokenizer, tiny_params
 DELTA = 1e-6
 INF = None
 # Clip norms of Amin et al. at tau 1: by epsilon, for B = 31, 63, 127.
-TABLE_2 = {1.0: [INF, INF, INF], 3.0: [INF, INF, 3.906], 5.0: [INF, INF, 10.244],
-           10.0: [INF, 8.817, 21.263]}  # fmt: skip
+TABLE_2 = {
+    1.0: [INF, INF, INF],
+    3.0: [INF, INF, 3.906],
+    5.0: [INF, INF, 10.244],
+    10.0: [INF, 8.817, 21.263],
+}
 
 
 # ---- Amin et al.
@@ -87,9 +91,7 @@ def test_a_softmax_moves_further_than_amin_s_test_is_charged_for() -> None:
     assert halves == pytest.approx(2 * math.tanh(moved / 2)) and halves > 3 / batch
 
 
-@given(
-    arrays.arrays(np.float32, (4, 6), elements=st.floats(-40, 40, width=32)), st.floats(0.1, 20)
-)
+@given(arrays.arrays(np.float32, (4, 6), elements=st.floats(-40, 40, width=32)), st.floats(0.1, 20))
 def test_amin_s_mean_moves_by_no_more_than_c_over_b(rows: np.ndarray, clip: float) -> None:
     there, gone = np.ones(4, bool), np.array([False, True, True, True])
     change = amin.mean_clipped(rows, there, clip) - amin.mean_clipped(rows, gone, clip)
@@ -149,12 +151,8 @@ def test_mixing_weights_are_the_largest_that_fit() -> None:
 
 def test_what_is_left_without_a_reference() -> None:
     mixed, public = np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([0.6, 0.4])
-    np.testing.assert_allclose(
-        adapmixed.without(mixed, public, True), [[0.75, 0.25], [0.55, 0.45]]
-    )
-    np.testing.assert_allclose(
-        adapmixed.without(mixed, public, False), [[0.9, 0.1], [0.5, 0.5]]
-    )
+    np.testing.assert_allclose(adapmixed.without(mixed, public, True), [[0.75, 0.25], [0.55, 0.45]])
+    np.testing.assert_allclose(adapmixed.without(mixed, public, False), [[0.9, 0.1], [0.5, 0.5]])
     assert adapmixed.without(mixed[:1], public, False).tolist() == [public.tolist()]
 
 
@@ -208,9 +206,14 @@ def test_a_null_reference_moves_no_other_one(
     monkeypatch.setattr(augpe, "votes", watched)
     for first in ("alpha beta", ""):
         augpe.corpus(
-            replace(settings, iterations=1, variations=1), PRIVATE, weights, prompts,
-            [first, "gamma delta", "x"], 1, Prg.from_seed(1, "augpe"),
-        )  # fmt: skip
+            replace(settings, iterations=1, variations=1),
+            PRIVATE,
+            weights,
+            prompts,
+            [first, "gamma delta", "x"],
+            1,
+            Prg.from_seed(1, "augpe"),
+        )
     there, gone = rows
     assert there.shape == gone.shape and there[1:].tobytes() == gone[1:].tobytes()
 

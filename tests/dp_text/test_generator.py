@@ -1,4 +1,5 @@
-"""Lanes and the driver on tiny models: what public logits depend on, and what each reference's do.
+"""Lanes and the driver on tiny models: what public logits depend on, and what each reference's
+do.
 """
 
 from __future__ import annotations
@@ -137,9 +138,7 @@ def public_bits(weights: Any, prompts: Prompts, references: Sequence[str]) -> li
     return seen
 
 
-def left_padded_together(
-    weights: Any, prompts: Prompts, references: Sequence[str]
-) -> list[bytes]:
+def left_padded_together(weights: Any, prompts: Prompts, references: Sequence[str]) -> list[bytes]:
     """Broken: the public prompt in one batch with the references, padded on the left to the longest
     of them.
     """
@@ -193,10 +192,11 @@ def test_the_end_of_a_text_is_an_ordinary_token(weights: Any, prompts: Prompts) 
     end = min(prompts.tokenizer.eos_ids)
     heard: list[int] = []
     cases: list[tuple[list[int], Made]] = [
-        ([5, end, 7], Made([5], True)), ([end], Made([], True)),
+        ([5, end, 7], Made([5], True)),
+        ([end], Made([], True)),
         ([5, 6], Made([5, 6], False)),  # the method gives no more
         (list(range(1, 9)), Made(list(range(1, T + 1)), False)),
-    ]  # fmt: skip
+    ]
     for said, expected in cases:
         generator = Generator(scripted([], said), PRIVATE, weights, prompts)
         assert generator.text(REFERENCES, Prg.from_os(), heard.append) == expected

@@ -74,9 +74,7 @@ def test_killed_anywhere_it_goes_on(tmp_path: Path) -> None:
     assert ran(out, witness, "draw:1") == 0  # there is nothing left to do
 
 
-def record_afterwards(
-    file: ledger_file.CorpusFile, make: Any, witness: Path
-) -> None:
+def record_afterwards(file: ledger_file.CorpusFile, make: Any, witness: Path) -> None:
     """Broken: a text is entered when it is there."""
     texts = [make(file.done, Prg.from_os())]
     file.begin()

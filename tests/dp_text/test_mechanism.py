@@ -117,18 +117,16 @@ def change_by_null(total: Sum, public: np.ndarray, rows: np.ndarray, clip: float
     """The most that S moves by when reference 0 becomes null."""
     there, gone = np.ones(len(rows), bool), np.ones(len(rows), bool)
     gone[0] = False
-    return float(np.abs(
-        total(public, rows, there, clip) - total(public, rows, gone, clip)
-    ).max())  # fmt: skip
+    return float(np.abs(total(public, rows, there, clip) - total(public, rows, gone, clip)).max())
 
 
 def change_by_other(total: Sum, public: np.ndarray, rows: np.ndarray, clip: float) -> float:
     """The same when another one takes its place: the last row."""
     there = np.ones(len(rows) - 1, bool)
     other = np.concatenate([rows[-1:], rows[1:-1]])
-    return float(np.abs(
-        total(public, rows[:-1], there, clip) - total(public, other, there, clip)
-    ).max())  # fmt: skip
+    return float(
+        np.abs(total(public, rows[:-1], there, clip) - total(public, other, there, clip)).max()
+    )
 
 
 @given(logits(6), logits(4, 6), st.floats(0, 20), st.booleans())
@@ -257,9 +255,13 @@ def test_every_candidate_can_come(
 
 
 @given(
-    arrays.arrays(np.float32, 6, elements=finite), arrays.arrays(np.float32, (4, 6), elements=wild),
-    st.floats(0.001, 5), st.floats(0.3, 2), st.integers(1, 6), st.booleans(),
-)  # fmt: skip
+    arrays.arrays(np.float32, 6, elements=finite),
+    arrays.arrays(np.float32, (4, 6), elements=wild),
+    st.floats(0.001, 5),
+    st.floats(0.3, 2),
+    st.integers(1, 6),
+    st.booleans(),
+)
 def test_the_loss_of_a_token_is_within_what_is_charged(
     public: np.ndarray, rows: np.ndarray, clip: float, tau: float, k: int, centre: bool
 ) -> None:

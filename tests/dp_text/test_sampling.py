@@ -101,9 +101,8 @@ def _laplaces(prg: Prg) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "drawn, law",
-    [(_laplaces, stats.laplace(scale=0.3)),
-     (lambda prg: gaussian((5000,), prg), stats.norm())],
-)  # fmt: skip
+    [(_laplaces, stats.laplace(scale=0.3)), (lambda prg: gaussian((5000,), prg), stats.norm())],
+)
 def test_noise_of_the_baselines(drawn: Callable[[Prg], np.ndarray], law: stats.rv_frozen) -> None:
     found = drawn(Prg.from_seed(0, "noise"))
     assert stats.kstest(found, law.cdf).pvalue > FALSE_ALARM

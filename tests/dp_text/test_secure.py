@@ -23,9 +23,15 @@ from tests.tiny import PRIVATE, endless, tiny_params
 PARAMS = endless(tiny_params(PRIVATE, 1))
 WEIGHTS = folded(PRIVATE, PARAMS)
 REQUEST = TextRequest(
-    query=(40, 41, 42), room=6, batch=3, clip=0.8, temperature=0.9, max_new_tokens=4, top_k=5,
+    query=(40, 41, 42),
+    room=6,
+    batch=3,
+    clip=0.8,
+    temperature=0.9,
+    max_new_tokens=4,
+    top_k=5,
     places=12,
-)  # fmt: skip
+)
 PROMPTS = [[60, 61, 62, 40, 41, 42], [], [90, 91, 92, 40, 41, 42]]
 
 
@@ -90,8 +96,6 @@ def test_two_parties_write_the_likeliest_text(own_simulation: Simulation) -> Non
     seen = [(o["learner"], o["label"], o["count"]) for o in openings]
     place = ("provider", "place of the token among its candidates", 1)
     assert seen == [place, ("client", "token", 1)] * len(wanted)
-
-
 
 
 def drawn_in(session: Any, request: TextRequest, config: Any = PRIVATE) -> SecretText:

@@ -20,9 +20,8 @@ from tests.protocols.verifying import chi_square_p
 from tests.tiny import PRIVATE
 
 REQUEST = TextRequest(
-    query=(40, 41), room=6, batch=3, clip=0.8, temperature=0.9, max_new_tokens=4, top_k=2,
-    places=6,
-)  # fmt: skip
+    query=(40, 41), room=6, batch=3, clip=0.8, temperature=0.9, max_new_tokens=4, top_k=2, places=6
+)
 
 
 @pytest.mark.parametrize("epsilon, clip", [(1, 0.08291), (3, 0.22855), (5, 0.36152), (10, 0.65913)])

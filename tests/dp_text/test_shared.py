@@ -29,9 +29,17 @@ from tests.tiny import PRIVATE, endless, save_tokenizer, tiny_params
 
 WEIGHTS = folded(PRIVATE, endless(tiny_params(PRIVATE, 1)))
 REQUEST = SharedRequest(
-    query=(40, 41, 42), room=6, batch=3, clip=0.8, temperature=0.2, max_new_tokens=4, top_k=5,
-    places=16, of_provider=1, after=(41, 42),
-)  # fmt: skip
+    query=(40, 41, 42),
+    room=6,
+    batch=3,
+    clip=0.8,
+    temperature=0.2,
+    max_new_tokens=4,
+    top_k=5,
+    places=16,
+    of_provider=1,
+    after=(41, 42),
+)
 CHOICE = REQUEST.choice(PRIVATE, noises=2)
 OF_CLIENT = [[60, 61, 62, 40, 41, 42], []]
 OF_PROVIDER = [[90, 91, 92, 40, 41, 42]]

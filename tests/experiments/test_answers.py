@@ -14,27 +14,39 @@ from spu_llm.core.errors import InputError
 from tests.experiments.chats import save_chats
 
 STEP = {
-    "seconds": 2.0, "bytes": 14e6, "messages": 3528, "ahead_seconds": 6.0, "ahead_bytes": 40e6,
+    "seconds": 2.0,
+    "bytes": 14e6,
+    "messages": 3528,
+    "ahead_seconds": 6.0,
+    "ahead_bytes": 40e6,
     "ahead_messages": 10,
-}  # fmt: skip
+}
 
 
 def reported(token_ids: list[int], finish: str = "length") -> dict[str, Any]:
     """What the command writes."""
     both = {"client_to_provider": 10_000_000, "provider_to_client": 5_000_000}
     return {
-        "text": "x", "token_ids": token_ids, "finish_reason": finish,
+        "text": "x",
+        "token_ids": token_ids,
+        "finish_reason": finish,
         "seconds": {"offline": 100.0, "prefill": 5.0, "decode": 4.0},
-        "first_token_seconds": 120.0, "elapsed_seconds": 150.0,
-        "bytes": {"online": both, "offline": both}, "messages": {"online": 1, "offline": 2},
+        "first_token_seconds": 120.0,
+        "elapsed_seconds": 150.0,
+        "bytes": {"online": both, "offline": both},
+        "messages": {"online": 1, "offline": 2},
         "per_step": [STEP, STEP | {"seconds": 4.0}],
-    }  # fmt: skip
+    }
 
 
 def run(
-    chat_model: Path, file: Path, monkeypatch: pytest.MonkeyPatch, report: dict[str, Any],
-    done: list[dict[str, Any]], numbers: tuple[int, ...] = (2, 1),
-) -> tuple[dict[str, Any], list[list[str]]]:  # fmt: skip
+    chat_model: Path,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    report: dict[str, Any],
+    done: list[dict[str, Any]],
+    numbers: tuple[int, ...] = (2, 1),
+) -> tuple[dict[str, Any], list[list[str]]]:
     commands: list[list[str]] = []
 
     def command(arguments: list[str], path: Path) -> dict[str, Any]:

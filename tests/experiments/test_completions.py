@@ -108,15 +108,18 @@ def test_a_study_goes_on_where_it_was_stopped(
     assert run() == 2
 
 
-@pytest.mark.parametrize(("options", "wanted"), [
-    (["--prompts", "0"], "--prompts must be 1 to 10, found 0"),
-    (["--only", "ours"], "there is no 'ours'; choose from stock, ours-standard, ours-drafted"),
-    (["--tokens", "2"], "--tokens must be 3 or more"),
-    (["--stock-tokens", "33"], "--stock-tokens 3 to --tokens, found 32 and 33"),
-    (["--tokens", "250"], "the model's context of 256; lower --tokens"),
-    (["--network", "moon"], "unknown network 'moon'"),
-    (["--json", "/nowhere/a"], "--json: /nowhere is not"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--prompts", "0"], "--prompts must be 1 to 10, found 0"),
+        (["--only", "ours"], "there is no 'ours'; choose from stock, ours-standard, ours-drafted"),
+        (["--tokens", "2"], "--tokens must be 3 or more"),
+        (["--stock-tokens", "33"], "--stock-tokens 3 to --tokens, found 32 and 33"),
+        (["--tokens", "250"], "the model's context of 256; lower --tokens"),
+        (["--network", "moon"], "unknown network 'moon'"),
+        (["--json", "/nowhere/a"], "--json: /nowhere is not"),
+    ],
+)
 def test_bad_input(options: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["experiment", "completions", *options])
@@ -128,10 +131,17 @@ def test_bad_input(options: list[str], wanted: str, capsys: pytest.CaptureFixtur
 
 
 def record(
-    system: str, prompt: str = "tiny", *, network: str = "lan", mode: str = "greedy",
-    seconds: float = 1.0, emitted: int = 32, stock_tokens: int | None = None, seed: int = 3,
+    system: str,
+    prompt: str = "tiny",
+    *,
+    network: str = "lan",
+    mode: str = "greedy",
+    seconds: float = 1.0,
+    emitted: int = 32,
+    stock_tokens: int | None = None,
+    seed: int = 3,
     others: float = 0.0,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Parts cost 1, 2, 3, ... times `seconds`; half of the material is used."""
     parts = ("launch", "set_up", "material", "planning", "prefill", "decode")
     cost = {p: costs.figures(n * seconds, n, 1000 * n) for n, p in enumerate(parts, start=1)}
@@ -140,12 +150,22 @@ def record(
     cost["whole"] = summed(cost[p] for p in parts)
     return {
         "asked": vars(Asked(network, prompt, mode, system, 32, seed, stock_tokens)),
-        "commit": "0123", "date": "2026-01-02T03:04:05+00:00", "machine": costs.MACHINE,
-        "load_start": 0.5, "load_end": 2.0, "others": others, "costs": cost, "steps": 10,
-        "emitted": emitted, "repetition": 0.25, "near_ties": 1, "largest_margin": 0.01,
-        "peak_memory": costs.MEMORY, "failures": [],
+        "commit": "0123",
+        "date": "2026-01-02T03:04:05+00:00",
+        "machine": costs.MACHINE,
+        "load_start": 0.5,
+        "load_end": 2.0,
+        "others": others,
+        "costs": cost,
+        "steps": 10,
+        "emitted": emitted,
+        "repetition": 0.25,
+        "near_ties": 1,
+        "largest_margin": 0.01,
+        "peak_memory": costs.MEMORY,
+        "failures": [],
         **({"same_as_plaintext": emitted} if mode == "sampled" else {}),
-    }  # fmt: skip
+    }
 
 
 def test_a_runs_figures_per_emitted_token() -> None:
@@ -186,8 +206,9 @@ def test_ratios_are_of_the_same_prompt() -> None:
     assert ratios(records, choose(records, "ours-drafted", "sampled"), seconds) == [5]
     data = {"runs": records, "failed": []}
     lines = completions_report.table(data).splitlines()
-    assert any(line.startswith("| ours-drafted, greedy | 2 | 6.5 (3.0 to 10.0) |")
-               for line in lines)  # fmt: skip
+    assert any(
+        line.startswith("| ours-drafted, greedy | 2 | 6.5 (3.0 to 10.0) |") for line in lines
+    )
     assert "criterion online, at least 8 times less: 5.0: does not hold" in lines
     assert "criterion with everything, at least 15 times less: 5.0: does not hold" in lines
 
@@ -230,18 +251,14 @@ def test_a_token_that_plaintext_does_not_give_is_found(tiny_pair: tuple[Path, Pa
     def compare(system: str, tokens: list[int]) -> dict[str, Any]:
         return completions.against_plaintext(asked(system), given, *tiny_pair, tokens)
 
-    assert compare("ours-drafted", right) == {
-        "near_ties": 0, "largest_margin": 0.0, "failures": []
-    }  # fmt: skip
+    assert compare("ours-drafted", right) == {"near_ties": 0, "largest_margin": 0.0, "failures": []}
     wrong = [*right[:-1], (right[-1] + 1) % PRIVATE.vocab_size]
     found = compare("ours-drafted", wrong)
     assert found["near_ties"] == 1 and found["largest_margin"] > 0.14 and found["failures"]
     assert compare("stock", wrong)["failures"] == []  # has no bound; the margin is shown
     drawn = completions.plaintext_tokens(asked("ours-drafted", "sampled"), given, *tiny_pair)
     cut = [*drawn[:4], (drawn[4] + 1) % PRIVATE.vocab_size, drawn[5]]
-    found = completions.against_plaintext(
-        asked("ours-drafted", "sampled"), given, *tiny_pair, cut
-    )
+    found = completions.against_plaintext(asked("ours-drafted", "sampled"), given, *tiny_pair, cut)
     assert found == {"same_as_plaintext": 4, "failures": []}
 
 
@@ -310,12 +327,13 @@ def test_the_offline_price_is_all_that_is_made(tiny_pair: tuple[Path, Path]) -> 
     """
     private, public = tiny_pair
     job = Job(
-        Request(prompt_tokens=4, max_new_tokens=4, draft_length=2, temperature=0.0), PRIVATE,
+        Request(prompt_tokens=4, max_new_tokens=4, draft_length=2, temperature=0.0),
+        PRIVATE,
         ClientInputs(
             [40, 41, 42, 43], str(public), draft_seed=1, sampling_seed=1, draft_dir=str(public)
         ),
         Held(str(private), sampling_seed=1),
-    )  # fmt: skip
+    )
     with Simulation() as simulation:
         (result, units, sent), _ = simulation.run(lambda session: _watched(session, job))
     cost = result["costs"]

@@ -1,4 +1,5 @@
-"""The study of confidential prompting: its systems as processes, and the arithmetic of its report.
+"""The study of confidential prompting: its systems as processes, and the arithmetic of its
+report.
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ from tests.confidential.test_vault import is_greedy
 from tests.experiments import costs
 
 PLAN = Plan(
-    users=(1, 2), at=2, lengths=(16, 6), inputs=(16, 24), outputs=(6,), lambdas=(0, 2), repeat=1,
+    users=(1, 2),
+    at=2,
+    lengths=(16, 6),
+    inputs=(16, 24),
+    outputs=(6,),
+    lambdas=(0, 2),
+    repeat=1,
     larger=(2, 32, 2),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -161,15 +168,20 @@ def test_cells_that_are_compared_differ_in_one_thing() -> None:
     assert confidential.cells_of("memory", PLAN, models) == []
 
 
-@pytest.mark.parametrize(("arguments", "wanted"), [
-    (["--parts", "users,moon"], "--parts: there is no 'moon'"),
-    (["--users", "0,1"], "--users must be 1 to 28, found 0"),
-    (["--repeat", "0"], "--repeat must be at least 1"),
-    (["--model", "SMALL"], "--model: a context of 64 is too short, 192 tokens are measured"),
-    (["--plot", "/nowhere/a.png"], "--plot: /nowhere is not a directory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--parts", "users,moon"], "--parts: there is no 'moon'"),
+        (["--users", "0,1"], "--users must be 1 to 28, found 0"),
+        (["--repeat", "0"], "--repeat must be at least 1"),
+        (["--model", "SMALL"], "--model: a context of 64 is too short, 192 tokens are measured"),
+        (["--plot", "/nowhere/a.png"], "--plot: /nowhere is not a directory"),
+    ],
+)
 def test_what_cannot_be_measured_is_refused(
-    arguments: list[str], wanted: str, tiny_pair: tuple[Path, Path],
+    arguments: list[str],
+    wanted: str,
+    tiny_pair: tuple[Path, Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = [a.replace("SMALL", str(tiny_pair[0])) for a in arguments]
@@ -187,14 +199,34 @@ SECONDS = {"no protection": 0.004, "full isolation": 0.032, "vault": 0.010, OBFU
 def run(part: str, system: str, users: int, turn: int, **more: Any) -> dict[str, Any]:
     """Made up: all systems have the first token after 0.1 s; turn 1 is twice as slow."""
     token = SECONDS[system] * (1 + turn)
-    spent = {"steps": 10, "model": 0.04, "send_query": 0.01, "own_attention": 0.005, "wait": 0.02,
-             "merge": 0.005} if "vault" in system else {}  # fmt: skip
+    spent = (
+        {
+            "steps": 10,
+            "model": 0.04,
+            "send_query": 0.01,
+            "own_attention": 0.005,
+            "wait": 0.02,
+            "merge": 0.005,
+        }
+        if "vault" in system
+        else {}
+    )
     return {
-        "part": part, "model": "shipped", "system": system, "users": users, "input": 16,
-        "output": 32, "fakes": LAMBDA if system == OBFUSCATED else 0, "turn": turn,
-        "first": [0.1] * users, "token": [token - 0.001, token + 0.001], "spent": spent,
-        "whole": 0.1 + 31 * token, "others": 0.0, "failures": [],
-    } | more  # fmt: skip
+        "part": part,
+        "model": "shipped",
+        "system": system,
+        "users": users,
+        "input": 16,
+        "output": 32,
+        "fakes": LAMBDA if system == OBFUSCATED else 0,
+        "turn": turn,
+        "first": [0.1] * users,
+        "token": [token - 0.001, token + 0.001],
+        "spent": spent,
+        "whole": 0.1 + 31 * token,
+        "others": 0.0,
+        "failures": [],
+    } | more
 
 
 def result() -> dict[str, Any]:
@@ -202,24 +234,44 @@ def result() -> dict[str, Any]:
     runs = [run("users", s, users, turn) for users in (1, 8) for turn, s in both]
     runs += [run("sizes", s, 8, turn, model=m) for m in ("shipped", "larger") for turn, s in both]
     runs += [run("lengths", s, 1, turn, input=n) for n in (16, 64) for turn, s in both]
-    runs += [run("lambda", "vault", 1, turn, fakes=n, token=[0.01 * (1 + n)]) for n in (0, 8)
-             for turn in (0, 1)]  # fmt: skip
+    runs += [
+        run("lambda", "vault", 1, turn, fakes=n, token=[0.01 * (1 + n)])
+        for n in (0, 8)
+        for turn in (0, 1)
+    ]
     of = {"processes": 1, "rss": 300, "pss": 200, "own": 100}
     memory = [
-        {"part": "memory", "model": "shipped", "system": s, "users": 8,
-         "roles": {"owner": of, "users": {k: n * v for k, v in of.items()}},
-         "needed": {"weights": 10, "rows": 5}}
+        {
+            "part": "memory",
+            "model": "shipped",
+            "system": s,
+            "users": 8,
+            "roles": {"owner": of, "users": {k: n * v for k, v in of.items()}},
+            "needed": {"weights": 10, "rows": 5},
+        }
         for s, n in (("no protection", 0), ("full isolation", 8), ("vault", 2), (OBFUSCATED, 3))
-    ]  # fmt: skip
-    two = {"drafted": False, "input": 16, "output": 32, "same": 32, "first_token_seconds": 20.0,
-           "seconds": {"decode": 62.0}, "elapsed_seconds": 96.0, "steps": 31,
-           "others": 0.0}  # fmt: skip
+    ]
+    two = {
+        "drafted": False,
+        "input": 16,
+        "output": 32,
+        "same": 32,
+        "first_token_seconds": 20.0,
+        "seconds": {"decode": 62.0},
+        "elapsed_seconds": 96.0,
+        "steps": 31,
+        "others": 0.0,
+    }
     model = {"layers": 4, "width": 256, "weights": 21_000_000, "row": 8192}
     return {
-        "plan": {"at": 8}, "runs": runs, "memory": memory, "failures": [], "machine": costs.MACHINE,
+        "plan": {"at": 8},
+        "runs": runs,
+        "memory": memory,
+        "failures": [],
+        "machine": costs.MACHINE,
         "two-party": [two, {**two, "drafted": True}],
         "models": {"shipped": model, "larger": model},
-    }  # fmt: skip
+    }
 
 
 def test_figures_of_a_run() -> None:

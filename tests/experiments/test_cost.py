@@ -76,20 +76,25 @@ def test_the_table_and_the_plot(tmp_path: Path) -> None:
     assert lines[0].startswith("network lan, both parties on 2 cores; greedy")
     row = next(line for line in lines if line.startswith("| 8 |"))
     assert row.split("|")[2:6] == [" 4.0000 ", " 0.100 ", " 280 ", " 60 "]
-    assert any(line.startswith("criterion step of 8 against stock's of 1, at most 0.5: 0.1: holds")
-               for line in lines)  # fmt: skip
+    assert any(
+        line.startswith("criterion step of 8 against stock's of 1, at most 0.5: 0.1: holds")
+        for line in lines
+    )
     pytest.importorskip("matplotlib")
     file = tmp_path / "cost.png"
     cost.plot([result("lan"), result("wan")], file)
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("request_", "wanted"), [
-    (Request("def read", 0, 1), "--draft-length"),
-    (Request("def read", 16, 1), "--draft-length"),
-    (Request("def read", 7, 0), "--steps"),
-    (Request("def read" * 20, 7, 1), "context"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        (Request("def read", 0, 1), "--draft-length"),
+        (Request("def read", 16, 1), "--draft-length"),
+        (Request("def read", 7, 0), "--steps"),
+        (Request("def read" * 20, 7, 1), "context"),
+    ],
+)
 def test_what_cannot_be_measured_is_refused(
     request_: Request, wanted: str, tiny_pair: tuple[Path, Path]
 ) -> None:
@@ -99,7 +104,7 @@ def test_what_cannot_be_measured_is_refused(
 
 @pytest.mark.slow
 def test_a_run_between_two_processes_sends_what_a_dry_run_finds(
-    tiny_pair: tuple[Path, Path]
+    tiny_pair: tuple[Path, Path],
 ) -> None:
     prompt = "def read"
     found = cost.measure(*tiny_pair, Request(prompt, 3, 1), "local")

@@ -138,12 +138,15 @@ def test_perplexity_is_that_of_the_model(tiny_pair: tuple[Path, Path]) -> None:
     assert metrics.mean(found)[0] == pytest.approx(found[[0, 1, 3]].mean())
 
 
-@pytest.mark.parametrize(("text", "count"), [
-    ("Return the name of it. Then end.", 0),
-    ("Calls os.path.join() and close().", 2),
-    ("A file_name, _private, of ValueError in camelCase", 4),
-    ("See SSL, or ask Tim about AF_INET", 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("Return the name of it. Then end.", 0),
+        ("Calls os.path.join() and close().", 2),
+        ("A file_name, _private, of ValueError in camelCase", 4),
+        ("See SSL, or ask Tim about AF_INET", 3),
+    ],
+)
 def test_names_are_what_looks_like_one(text: str, count: int) -> None:
     assert metrics.names(text) == count
 
@@ -166,31 +169,58 @@ def test_the_grid_has_every_method_once() -> None:
     assert len(found) == len(set(found)) == 2 + 2 * (1 + 2 + 2 + 1 + 3 + 1 + 1)
     states = {
         (cell.epsilon, cell.batch): cell.state(plan)
-        for cell in found if cell.method == "amin-published"
-    }  # fmt: skip
+        for cell in found
+        if cell.method == "amin-published"
+    }
     assert states == {  # as in table 2 of the paper: its test alone takes too much
-        (3.0, 31): "INF", (3.0, 63): "run", (3.0, 127): "TLE",
-        (10.0, 31): "run", (10.0, 63): "run", (10.0, 127): "TLE",
-    }  # fmt: skip
+        (3.0, 31): "INF",
+        (3.0, 63): "run",
+        (3.0, 127): "TLE",
+        (10.0, 31): "run",
+        (10.0, 63): "run",
+        (10.0, 127): "TLE",
+    }
     others = {cell.state(plan) for cell in found if cell.method != "amin-published"}
     assert others == {"run"}
     assert Cell("public-only", None, 1, 50).state(Plan(most_calls=10)) == "TLE"
 
 
 def test_the_command_measures_a_tiny_model(
-    tmp_path: Path, tiny_pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    tiny_pair: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     library = make_library(tmp_path / "library")
     monkeypatch.setattr(dp_text_inputs, "library_directory", lambda: library)
     monkeypatch.setattr(dp_text, "QUERY", "def")
     file, picture = tmp_path / "found.json", tmp_path / "figure.png"
     arguments = [
-        "experiment", "dp-text", "--model", str(tiny_pair[0]), "--draft-model", str(tiny_pair[1]),
-        "--epsilon", "10", "--batch", "2", "--baseline-batch", "2,63", "--top-k", "5,full",
-        "--texts", "3", "--tokens", "20", "--most-calls", "3000", "--json", str(file),
-        "--plot", str(picture),
-    ]  # fmt: skip
+        "experiment",
+        "dp-text",
+        "--model",
+        str(tiny_pair[0]),
+        "--draft-model",
+        str(tiny_pair[1]),
+        "--epsilon",
+        "10",
+        "--batch",
+        "2",
+        "--baseline-batch",
+        "2,63",
+        "--top-k",
+        "5,full",
+        "--texts",
+        "3",
+        "--tokens",
+        "20",
+        "--most-calls",
+        "3000",
+        "--json",
+        str(file),
+        "--plot",
+        str(picture),
+    ]
     with pytest.raises(SystemExit) as end:
         cli.main(arguments)
     assert not end.value.code
@@ -211,17 +241,24 @@ def test_the_command_measures_a_tiny_model(
     assert "criterion ε = 10" in printed and picture.stat().st_size > 1000
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (["--methods", "magic"], "there is no 'magic'"),
-    (["--texts", "1"], "--texts must be at least 2"),
-    (["--epsilon", "0"], "epsilon must be above 0"),
-    (["--top-k", "0"], "top-k must be 1 or more"),
-    (["--tokens", "300"], "the model has"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--methods", "magic"], "there is no 'magic'"),
+        (["--texts", "1"], "--texts must be at least 2"),
+        (["--epsilon", "0"], "epsilon must be above 0"),
+        (["--top-k", "0"], "top-k must be 1 or more"),
+        (["--tokens", "300"], "the model has"),
+    ],
+)
 def test_nonsense_is_refused(
-    options: list[str], words: str, tiny_pair: tuple[Path, Path], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    options: list[str],
+    words: str,
+    tiny_pair: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     library = make_library(tmp_path)
     monkeypatch.setattr(dp_text_inputs, "library_directory", lambda: library)
     with pytest.raises(SystemExit) as end:
@@ -232,13 +269,30 @@ def test_nonsense_is_refused(
 # ---- the report
 
 
-def row(method: str, epsilon: float | None, batch: int, calls: float, mauve: float,
-        k: int | None = None, **more: Any) -> dict[str, Any]:  # fmt: skip
+def row(
+    method: str,
+    epsilon: float | None,
+    batch: int,
+    calls: float,
+    mauve: float,
+    k: int | None = None,
+    **more: Any,
+) -> dict[str, Any]:
     return {
-        "method": method, "epsilon": epsilon, "batch": batch, "top_k": k, "state": "run",
-        "calls": calls, "mauve": [mauve, 0.05], "perplexity_gap": [50.0, 5.0],
-        "length": [14.0, 1.0], "length_distance": 0.1, "names": [0.5, 0.1], "empty": 0, **more,
-    }  # fmt: skip
+        "method": method,
+        "epsilon": epsilon,
+        "batch": batch,
+        "top_k": k,
+        "state": "run",
+        "calls": calls,
+        "mauve": [mauve, 0.05],
+        "perplexity_gap": [50.0, 5.0],
+        "length": [14.0, 1.0],
+        "length_distance": 0.1,
+        "names": [0.5, 0.1],
+        "empty": 0,
+        **more,
+    }
 
 
 def not_run(method: str, epsilon: float, batch: int, state: str) -> dict[str, Any]:
@@ -248,25 +302,39 @@ def not_run(method: str, epsilon: float, batch: int, state: str) -> dict[str, An
 def made_up(*rows: dict[str, Any]) -> dict[str, Any]:
     side = {"texts": 5, "files": 2, "tokens": [8.0, 9.0, 10.0, 11.0, 12.0]}
     return {
-        "corpus": {"origin": "made up", "python": "3", "licence": "none",
-                   "sides": {"references": side, "real": side}},
+        "corpus": {
+            "origin": "made up",
+            "python": "3",
+            "licence": "none",
+            "sides": {"references": side, "real": side},
+        },
         "plan": {"epsilons": [1.0, 10.0], "batches": [7], "texts": 3, "tokens": 12},
-        "delta": 1e-6, "rows": list(rows),
+        "delta": 1e-6,
+        "rows": list(rows),
         "real": {"length": [10, 1], "names": [0.5, 0.1], "perplexity": [80.0, 9.0]},
         "worth": [
-            {"batch": 7, "epsilon": e, "clip": 0.5 if e else None, "public": [5.0, 0.1],
-             "saved": [0.01, 0.02]} for e in (1.0, 10.0, None)
+            {
+                "batch": 7,
+                "epsilon": e,
+                "clip": 0.5 if e else None,
+                "public": [5.0, 0.1],
+                "saved": [0.01, 0.02],
+            }
+            for e in (1.0, 10.0, None)
         ],
-    }  # fmt: skip
+    }
 
 
 def test_tables_have_infeasible_cells_in_their_places() -> None:
     result = made_up(
         row("public-only", None, 1, 1.0, 0.7, 50),
-        row("invisibleink", 1.0, 7, 8.0, 0.71, 50), row("invisibleink", 10.0, 7, 8.0, 0.75, 50),
-        not_run("amin-published", 1.0, 63, "INF"), row("amin-published", 10.0, 63, 64.0, 0.74),
-        not_run("amin-published", 1.0, 127, "INF"), not_run("amin-published", 10.0, 127, "TLE"),
-    )  # fmt: skip
+        row("invisibleink", 1.0, 7, 8.0, 0.71, 50),
+        row("invisibleink", 10.0, 7, 8.0, 0.75, 50),
+        not_run("amin-published", 1.0, 63, "INF"),
+        row("amin-published", 10.0, 63, 64.0, 0.74),
+        not_run("amin-published", 1.0, 127, "INF"),
+        not_run("amin-published", 10.0, 127, "TLE"),
+    )
     text = dp_text_report.table(result)
     assert "| public only, k = 50 | 1 | 70.0 ± 5.0 | 70.0 ± 5.0 |" in text
     assert "| InvisibleInk, k = 50, B = 7 | 8 | 71.0 ± 5.0 | 75.0 ± 5.0 |" in text

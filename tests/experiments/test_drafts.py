@@ -57,9 +57,16 @@ def test_chats_are_rendered_where_there_is_a_template() -> None:
 
 def test_the_table_has_the_spread_over_prompts() -> None:
     runs = [
-        {"kind": "repeats", "way": "both", "temperature": 0.7, "tokens": t, "steps": steps,
-         "drafted": 4 * steps, "accepted": t - 1 - steps}
+        {
+            "kind": "repeats",
+            "way": "both",
+            "temperature": 0.7,
+            "tokens": t,
+            "steps": steps,
+            "drafted": 4 * steps,
+            "accepted": t - 1 - steps,
+        }
         for t, steps in ((21, 10), (41, 10), (1, 0))
-    ]  # fmt: skip
+    ]
     head, row = (line for line in table(runs).splitlines() if "---" not in line)
     assert "3.00 (2.00 to 4.00)" in row and "50%" in row and drafts.HEADS[4] in head

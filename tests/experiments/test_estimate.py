@@ -86,9 +86,15 @@ def test_kinds_of_blocks_add_up() -> None:
     """Blocks that differ in their ranges: what a model of four takes, whichever comes first."""
     request, networks = Request(3, 2, 1, temperature=0.0), [NETWORKS["lan"]]
     config = GPT2Config(
-        100, 16, 8, 4, 2, norm_low=(2.0**-9, *[2.0**-4] * 8), norm_high=(2.0**3,) * 9,
+        100,
+        16,
+        8,
+        4,
+        2,
+        norm_low=(2.0**-9, *[2.0**-4] * 8),
+        norm_high=(2.0**3,) * 9,
         largest_activation=(23.0, 240.0, 240.0, 23.0),
-    )  # fmt: skip
+    )
     whole = workload._whole(config, request, networks, [0], Before())
     for found, wanted in zip(workload.of_steps(config, request, networks, [0]), whole, strict=True):
         seconds = found.counts.pop("seconds lan"), wanted.counts.pop("seconds lan")
@@ -100,9 +106,14 @@ def test_kinds_of_blocks_add_up() -> None:
 def test_checks_of_lengths_cost_no_round_and_few_bytes() -> None:
     """In a block of SmolLM2-135M's size, a step of one row and of several."""
     block = LlamaConfig(
-        300, max_position_embeddings=128, hidden_size=576, intermediate_size=1536,
-        num_hidden_layers=1, num_attention_heads=9, num_key_value_heads=3,
-    )  # fmt: skip
+        300,
+        max_position_embeddings=128,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=1,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+    )
     for drafts in (0, 3):
         request = Request(12, 20, drafts, temperature=0.0)
         without, checked = (
@@ -126,9 +137,7 @@ def test_a_replay_counts_rounds_and_bytes_of_merged_messages(simulation: Simulat
     function = SecureFunction(_pair, (Owner.CLIENT, Owner.PROVIDER), "replayed")
 
     def program(session: PartySession) -> Any:
-        args = [
-            session.private(rank, lambda: np.ones(8), (8,), np.float32) for rank in (0, 1)
-        ]
+        args = [session.private(rank, lambda: np.ones(8), (8,), np.float32) for rank in (0, 1)]
         demand, _ = session.demand(function, *args)
         session.make(demand)
         mark = len(session.meter.entries)
@@ -152,8 +161,12 @@ def test_a_replay_counts_rounds_and_bytes_of_merged_messages(simulation: Simulat
 # ---- prices
 
 
-EXTENSION = {"seconds": 2.0, "client_to_provider": 3e5, "provider_to_client": 2e5,
-             "messages": 2562.0}  # fmt: skip
+EXTENSION = {
+    "seconds": 2.0,
+    "client_to_provider": 3e5,
+    "provider_to_client": 2e5,
+    "messages": 2562.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +178,12 @@ def priced(tiny: list[workload.Workload]) -> Priced:
     for work in works:
         for correlation in work.correlations.values():
             count = correlation.chunk * prices.priced(correlation)
-            cost = {"seconds": 1e-6 * count, "client_to_provider": 4.0 * count,
-                    "provider_to_client": 3.0 * count, "messages": 6.0}  # fmt: skip
+            cost = {
+                "seconds": 1e-6 * count,
+                "client_to_provider": 4.0 * count,
+                "provider_to_client": 3.0 * count,
+                "messages": 6.0,
+            }
             dearer = {name: cost[name] + EXTENSION[name] for name in cost}
             made.append((correlation, [cost], [dearer] if correlation.transfers else []))
     steps = [(w, 1e-3 * w.counts["messages"] + 1e-8 * w.counts["words"]) for w in works]
@@ -223,8 +240,14 @@ def test_prices_that_cannot_be_read(path: str, tmp_path: Path) -> None:
 
 
 def _config(directory: Path, **changes: Any) -> Path:
-    raw = {"model_type": "gpt2", "vocab_size": 24, "n_positions": 64, "n_embd": 8, "n_layer": 3,
-           "n_head": 2} | changes  # fmt: skip
+    raw = {
+        "model_type": "gpt2",
+        "vocab_size": 24,
+        "n_positions": 64,
+        "n_embd": 8,
+        "n_layer": 3,
+        "n_head": 2,
+    } | changes
     (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     return directory
 
@@ -234,8 +257,21 @@ def test_the_command_needs_a_shape_alone(
 ) -> None:
     model, file = _config(tmp_path, n_layer=1), tmp_path / "out.json"
     with pytest.raises(SystemExit) as end:
-        cli.main(["estimate", "--model", str(model), "--prompt-tokens", "5", "--draft-length", "2",
-                  "--network", "wan", "--json", str(file)])  # fmt: skip
+        cli.main(
+            [
+                "estimate",
+                "--model",
+                str(model),
+                "--prompt-tokens",
+                "5",
+                "--draft-length",
+                "2",
+                "--network",
+                "wan",
+                "--json",
+                str(file),
+            ]
+        )
     assert end.value.code == 0
     result = json.loads(file.read_text(encoding="utf-8"))
     assert result["model"]["n_layer"] == 1

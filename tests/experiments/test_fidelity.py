@@ -44,8 +44,9 @@ def test_chats_are_cut_where_words_begin(chat_model: Path, texts: list[ChatText]
 
 def test_chats_that_begin_otherwise_are_refused(chat_model: Path, tmp_path: Path) -> None:
     files = [
-        save_chats(tmp_path / "a.jsonl", "hi"), save_chats(tmp_path / "b.jsonl", "hi", system="x")
-    ]  # fmt: skip
+        save_chats(tmp_path / "a.jsonl", "hi"),
+        save_chats(tmp_path / "b.jsonl", "hi", system="x"),
+    ]
     with pytest.raises(InputError, match="begin in different ways"):
         chat_texts(chat_model, files)
 
@@ -148,21 +149,33 @@ def test_windows_that_do_not_fit_a_model_are_refused(chat_model: Path) -> None:
 
 def test_the_tables_name_what_failed() -> None:
     compared = {
-        "positions": 200, "largest_error": 0.3, "mean_error": 0.01, "quantiles": {"0.5": 0.1},
-        "agreement": 0.985, "flips": [{"margin": 0.02}, {"margin": 0.01}],
-        "perplexity_float32": 20.0, "perplexity_secure": 20.01,
-    }  # fmt: skip
+        "positions": 200,
+        "largest_error": 0.3,
+        "mean_error": 0.01,
+        "quantiles": {"0.5": 0.1},
+        "agreement": 0.985,
+        "flips": [{"margin": 0.02}, {"margin": 0.01}],
+        "perplexity_float32": 20.0,
+        "perplexity_secure": 20.01,
+    }
     question = {
-        "kind": "facts", "question": "a | b\nc", "answer": "x", "tokens": 3, "flip": 1,
-        "margin": 0.01, "closest": 0.01,
-    }  # fmt: skip
+        "kind": "facts",
+        "question": "a | b\nc",
+        "answer": "x",
+        "tokens": 3,
+        "flip": 1,
+        "margin": 0.01,
+        "closest": 0.01,
+    }
     result = {
-        "pieces": compared, "failures": ["too few"], "questions": [question],
+        "pieces": compared,
+        "failures": ["too few"],
+        "questions": [question],
         "texts": [
             {"kind": "code", "tokens": 7, "outside": []},
             {"kind": "code", "tokens": 9, "outside": ["last norm"]},
         ],
-    }  # fmt: skip
+    }
     text = table(result)
     assert "| top-1 agreement (at least 99%) | 98.50% |" in text
     assert "| perplexity, these logits (within 0.1%) | 20.010 (+0.050%) |" in text
@@ -172,10 +185,13 @@ def test_the_tables_name_what_failed() -> None:
     assert text.endswith("criterion: too few")
     made = {
         "machine": {
-            "commit": "0123456", "cores": 2, "memory_gib": 24, "date": "2026-11-25T00",
+            "commit": "0123456",
+            "cores": 2,
+            "memory_gib": 24,
+            "date": "2026-11-25T00",
             "load": [1.0, 2.0],
-        },
-    }  # fmt: skip
+        }
+    }
     files = {"a": result | made, "b": {"shares": compared | {"agreement": 1.0}} | made}
     both = in_results(files)
     assert "| top-1 agreement (at least 99%) | 100.00% | 98.50% |" in both[0]

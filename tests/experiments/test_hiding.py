@@ -41,9 +41,7 @@ def test_a_course_has_so_many_tokens_a_step() -> None:
 
 
 @pytest.mark.slow
-def test_a_hidden_text_sends_what_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hidden_text_sends_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text whose block grows and is packed."""
     for name, rows in (("_SPARE_ROWS", 3), ("_LEAST_ROWS", 1), ("_ROWS_AT_ONCE", 4)):
         monkeypatch.setattr(request, name, rows)
@@ -60,9 +58,12 @@ def test_a_hidden_text_sends_what_is_said(
         client = None
         if session.rank == CLIENT:
             client = ClientSide(
-                [40, 41, 42, 43], Tokenizer.load(tmp_path), Drafter(TINY, drafter_params, 64),
-                completion.verifier, Streams(Prg.from_os(), Prg.from_os()),
-            )  # fmt: skip
+                [40, 41, 42, 43],
+                Tokenizer.load(tmp_path),
+                Drafter(TINY, drafter_params, 64),
+                completion.verifier,
+                Streams(Prg.from_os(), Prg.from_os()),
+            )
         mark = len(session.meter.entries)
         report = generate(session, completion, decoder, client, None)
         online = [e for e in session.meter.entries[mark:] if e.phase in ("prefill", "decode")]

@@ -70,21 +70,24 @@ def test_drafting_pays_by_what_is_accepted() -> None:
     assert not {"tokens_per_step", "alpha"} & set(results()[1])
 
 
-@pytest.mark.parametrize(("scope", "op", "kind"), [
-    ("embedding/look_up", "linear", "embedding"),
-    ("attention/rms_norm", "sum_squares", "norm"),
-    ("rms_norm", "scale_rows", "norm"),
-    ("attention/dense", "linear", "linear"),
-    ("mlp/dense", "linear", "linear"),
-    ("attention/attention", "times_rows", "attention products"),
-    ("attention/attention", "scale_rows", "softmax"),
-    ("attention/attention", "maximum", "softmax"),
-    ("mlp/gelu_of_product", "sign", "GELU"),
-    ("head/dense", "linear", "head"),
-    ("verification", "reveal", "verification"),
-    ("", "reveal", "other"),
-    ("attention", "", "other"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("scope", "op", "kind"),
+    [
+        ("embedding/look_up", "linear", "embedding"),
+        ("attention/rms_norm", "sum_squares", "norm"),
+        ("rms_norm", "scale_rows", "norm"),
+        ("attention/dense", "linear", "linear"),
+        ("mlp/dense", "linear", "linear"),
+        ("attention/attention", "times_rows", "attention products"),
+        ("attention/attention", "scale_rows", "softmax"),
+        ("attention/attention", "maximum", "softmax"),
+        ("mlp/gelu_of_product", "sign", "GELU"),
+        ("head/dense", "linear", "head"),
+        ("verification", "reveal", "verification"),
+        ("", "reveal", "other"),
+        ("attention", "", "other"),
+    ],
+)
 def test_scopes_say_which_layer_an_op_is_of(scope: str, op: str, kind: str) -> None:
     assert kind_of(scope, op) == kind
 
@@ -119,9 +122,10 @@ def test_the_plot_is_drawn(stock: bool, tmp_path: Path) -> None:
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("positions", "repeat", "wanted"), [
-    ([2, 4], 1, "begin with 1"), ([1, 40], 1, "found 40"), ([1], 0, "--repeat"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("positions", "repeat", "wanted"),
+    [([2, 4], 1, "begin with 1"), ([1, 40], 1, "found 40"), ([1], 0, "--repeat")],
+)
 def test_what_cannot_be_measured_is_refused(
     positions: list[int], repeat: int, wanted: str, tiny_pair: tuple[Path, Path]
 ) -> None:
@@ -131,10 +135,7 @@ def test_what_cannot_be_measured_is_refused(
 
 @pytest.mark.slow
 def test_a_run_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
-    found = latency.measure(
-        *tiny_pair, "def read", [1, 2], 1, "local",
-        stock=True, local=None,
-    )  # fmt: skip
+    found = latency.measure(*tiny_pair, "def read", [1, 2], 1, "local", stock=True, local=None)
     ours, stock = found["paths"]["ours"], found["paths"]["stock"]
     for path in (ours, stock):
         assert [step["positions"] for step in path] == [1, 2]

@@ -66,8 +66,9 @@ def test_flips_are_listed_and_too_many_fail() -> None:
     two = compare(TOKENS, reference, secure)
     first, second = (np.argsort(reference[1, i])[[-1, -2]].tolist() for i in range(2))
     assert [(f.position, f.reference_token, f.secure_token) for f in two.flips] == [
-        (25, *first), (26, *second)
-    ]  # fmt: skip
+        (25, *first),
+        (26, *second),
+    ]
     assert [f.margin for f in two.flips] == pytest.approx([0.01, 0.01], abs=1e-5)
     assert two.largest_error == pytest.approx(0.02, abs=1e-5)
     assert two.failures == ["top-1 agreement 98.00% is below 99%"]
@@ -124,9 +125,9 @@ def test_a_coarser_table_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.failures and found.failures[0].startswith("largest error 0.1")
 
 
-@pytest.mark.parametrize(("exact", "low", "high"), [
-    ("gelu", 0.0, 0.0008), ("rms_norm", 0.0015, 0.002),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("exact", "low", "high"), [("gelu", 0.0, 0.0008), ("rms_norm", 0.0015, 0.002)]
+)
 def test_most_of_the_error_is_gelus(
     monkeypatch: pytest.MonkeyPatch, exact: str, low: float, high: float
 ) -> None:
@@ -140,9 +141,7 @@ def test_pieces_stay_within_the_bound_at_5000_positions() -> None:
     assert (found.positions, found.failures) == (5000, [])
 
 
-def test_activations_out_of_range_are_refused(
-    tiny_pair: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_activations_out_of_range_are_refused(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     config, params = load_model(tiny_pair[0])
     huge = tmp_path / "private"
     shutil.copytree(tiny_pair[0], huge)
@@ -173,10 +172,7 @@ def test_a_session_opens_all_logits(tiny_pair: tuple[Path, Path], tmp_path: Path
     assert result["largest_error"] != result["pieces"]["largest_error"]
     assert result["perplexity_secure"] == pytest.approx(result["perplexity_float32"], rel=0.02)
     assert result["learned"] == {
-        "client": [
-            IN_RANGE,
-            "logits (study): 1728 x 64 bit in 1 openings",
-        ],
+        "client": [IN_RANGE, "logits (study): 1728 x 64 bit in 1 openings"],
         "provider": [IN_RANGE],
     }
     assert "| positions | 6 | 6 |" in logits.table(result)

@@ -70,9 +70,14 @@ def test_ops_on_all_networks() -> None:
     approximation = row(1000) | {"op": "to-arith"}
     approximation["ours"]["largest_error"] = 0.1
     local = session(
-        "local", several, row(10_000), row(1000) | {"op": "joint-words"},
-        row(10_000) | {"op": "joint-words"}, approximation, row(1000) | {"op": "gone"},
-    )  # fmt: skip
+        "local",
+        several,
+        row(10_000),
+        row(1000) | {"op": "joint-words"},
+        row(10_000) | {"op": "joint-words"},
+        approximation,
+        row(1000) | {"op": "gone"},
+    )
     table, under = measured_tables.ops({"ops": local, "ops_networks": session("lan", several)})
     assert stale([table]) == []
     assert under == costs.UNDER.format("[data](data/ops.json), [data](data/ops_networks.json)")
@@ -102,21 +107,31 @@ def test_the_load_is_that_of_all_runs() -> None:
     assert "; load 0.10 to 0.75 at the start, nothing else; [data]" in under
 
 
-@pytest.mark.parametrize(("gaps", "said"), [
-    ([0.0, 0.0, 0.0], "3 of 3 tokens are those of float32 in plaintext. Peak"),
-    ([0.0, 0.003, 0.0], "2 of 3 tokens are those of float32 in plaintext; the logits of the others "
-                        "are 0.0030 below the largest at most. Peak"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gaps", "said"),
+    [
+        ([0.0, 0.0, 0.0], "3 of 3 tokens are those of float32 in plaintext. Peak"),
+        (
+            [0.0, 0.003, 0.0],
+            "2 of 3 tokens are those of float32 in plaintext; the logits of the others "
+            "are 0.0030 below the largest at most. Peak",
+        ),
+    ],
+)
 def test_a_chain_of_tokens(gaps: list[float], said: str) -> None:
     def part(seconds: float) -> dict[str, Any]:
         offline = costs.figures(2 * seconds, size=4_000_000)
         return costs.figures(seconds, 7, 2_000_000) | {"offline": offline}
 
     result = {
-        "network": "local", "shape": {"prompt_tokens": 5}, "prefill": part(10.0),
-        "tokens": [part(1.0), part(2.0)], "gaps": gaps, "machine": costs.MACHINE,
+        "network": "local",
+        "shape": {"prompt_tokens": 5},
+        "prefill": part(10.0),
+        "tokens": [part(1.0), part(2.0)],
+        "gaps": gaps,
+        "machine": costs.MACHINE,
         "peak_memory": {"client": 2**30, "provider": 2**31},
-    }  # fmt: skip
+    }
     table, under, words = measured_tables.chain({"chain": {"networks": [result]}})
     assert "| prefill of 5 tokens | 10.0 | 20.0 | 30.0 | 3.0 | 6.0 | 9.0 | 7 |" in table
     assert "| a token, mean of 2 | 1.5 | 3.0 | 4.5 | 3.0 | 6.0 | 9.0 | 7 |" in table

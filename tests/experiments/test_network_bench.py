@@ -24,8 +24,11 @@ def test_two_processes_on_a_link() -> None:
 
 
 def result(*networks: str) -> dict[str, Any]:
-    row = {"round_trip_seconds": [0.083, 0.081, 0.09], "bytes": 40_000_000,
-           "bulk_seconds": [0.98, 1.08, 0.88]}  # fmt: skip
+    row = {
+        "round_trip_seconds": [0.083, 0.081, 0.09],
+        "bytes": 40_000_000,
+        "bulk_seconds": [0.98, 1.08, 0.88],
+    }
     return {"machine": MACHINE, "networks": [{"network": name} | row for name in networks]}
 
 

@@ -24,9 +24,11 @@ from spu_llm.runtime.simulation import Simulation
 
 def cost(seconds: float, sent: float, received: float, messages: float) -> dict[str, Any]:
     return {
-        "seconds": seconds, "client_to_provider": sent, "provider_to_client": received,
+        "seconds": seconds,
+        "client_to_provider": sent,
+        "provider_to_client": received,
         "messages": messages,
-    }  # fmt: skip
+    }
 
 
 def row(size: int) -> dict[str, Any]:
@@ -39,9 +41,14 @@ def row(size: int) -> dict[str, Any]:
     stock = {"way": "x * x", "runs": ours["runs"]} | common
     stock |= cost(0.004 * size, 32 * size, 32 * size, 4)
     return {
-        "op": "square", "does": "x * x mod 2^64", "size": size, "unit": "values", "values": size,
-        "ours": ours, "stock": [stock | {"ratio": op_report.ratios(ours, stock)}],
-    }  # fmt: skip
+        "op": "square",
+        "does": "x * x mod 2^64",
+        "size": size,
+        "unit": "values",
+        "values": size,
+        "ours": ours,
+        "stock": [stock | {"ratio": op_report.ratios(ours, stock)}],
+    }
 
 
 RESULT: dict[str, Any] = {
@@ -85,8 +92,9 @@ def test_every_known_name_is_listed() -> None:
 def test_names_become_ops_with_sizes() -> None:
     chosen = choose(["select", "sign", "sign-24"], [5, 2, 5])
     assert [(case.name, sizes) for case, sizes in chosen] == [
-        ("select", [5, 2]), ("sign-24", [5, 2])
-    ]  # fmt: skip
+        ("select", [5, 2]),
+        ("sign-24", [5, 2]),
+    ]
     everything = choose(["all"], None)
     assert [case.name for case, _ in everything] == list(OPS)
     assert all(1 <= size <= case.largest for case, sizes in everything for size in sizes)
@@ -111,9 +119,12 @@ def test_wrong_results_are_counted() -> None:
 def test_ratios_of_nothing_are_left_out() -> None:
     ours = cost(1, 0, 0, 0) | {"offline": cost(1, 5, 5, 1)}
     assert op_report.ratios(ours, cost(2, 10, 10, 2)) == {
-        "seconds": 0.5, "bytes": 0, "messages": 0, "seconds_with_offline": 1,
+        "seconds": 0.5,
+        "bytes": 0,
+        "messages": 0,
+        "seconds_with_offline": 1,
         "bytes_with_offline": 0.5,
-    }  # fmt: skip
+    }
     assert op_report.ratios(ours, cost(2, 0, 0, 0))["bytes"] is None
 
 
@@ -207,8 +218,9 @@ def test_two_ops_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
     assert all("known seed" in facts[0] for facts in learned.values())
     sign, square = result["rows"]
     assert [(r["op"], r["size"], r["values"]) for r in (sign, square)] == [
-        ("sign-24", 10, 10), ("square", 10, 10)
-    ]  # fmt: skip
+        ("sign-24", 10, 10),
+        ("square", 10, 10),
+    ]
     assert (sign["ours"]["rounds"], square["ours"]["rounds"]) == (3, 1)
     assert square["ours"]["units"] == {"square pair of own words": 10}
     assert square["ours"]["stored_bytes_per_value"] == 8

@@ -37,10 +37,17 @@ from spu_llm.systems.decoding.request import Request
 
 LEAF = correlation(leaf(root=False))
 TRANSFERS = [
-    LEAF, correlation(leaf(root=True)), correlation(node(4, root=False)), correlation(AND),
-    correlation(all_of(5)), BITS, BIT_TIMES_WORD, BIT_TIMES_NARROW_WORD, TRANSFER,
+    LEAF,
+    correlation(leaf(root=True)),
+    correlation(node(4, root=False)),
+    correlation(AND),
+    correlation(all_of(5)),
+    BITS,
+    BIT_TIMES_WORD,
+    BIT_TIMES_NARROW_WORD,
+    TRANSFER,
     WORD_TIMES_CHOSEN,
-]  # fmt: skip
+]
 
 
 class Counted(np.ndarray):
@@ -86,8 +93,12 @@ def test_what_is_encrypted_takes_no_transfers(one: Correlation) -> None:
 
 
 def _batch(seconds: float, size: float, messages: float) -> dict[str, float]:
-    return {"seconds": seconds, "client_to_provider": size, "provider_to_client": size,
-            "messages": messages}  # fmt: skip
+    return {
+        "seconds": seconds,
+        "client_to_provider": size,
+        "provider_to_client": size,
+        "messages": messages,
+    }
 
 
 def _work(one: Correlation, units: float) -> Workload:
@@ -174,9 +185,11 @@ def _ratios(system: str, found: Prices) -> Iterator[tuple[str, float]]:
     assert len(records) >= 4
     predicted = [_predicted(r, found) for r in records]
     measured = [
-        cost for r in records for kind, cost in r["costs"]["kinds"].items()
+        cost
+        for r in records
+        for kind, cost in r["costs"]["kinds"].items()
         if kind != "masked product"
-    ]  # fmt: skip
+    ]
     for name in FIGURES:
         yield name, sum(p[name] for p in predicted) / sum(cost[name] for cost in measured)
 

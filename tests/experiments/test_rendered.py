@@ -17,8 +17,15 @@ from tests.experiments.test_cost import result as cost_result
 from tests.experiments.test_latency import results as latency_results
 
 NAMES = (
-    "quickstart", "primitives", "cost", "latency", "confidential", "dp_text", "split", "watermark",
-)  # fmt: skip
+    "quickstart",
+    "primitives",
+    "cost",
+    "latency",
+    "confidential",
+    "dp_text",
+    "split",
+    "watermark",
+)
 LARGEST = 400_000  # bytes of a committed notebook
 
 
@@ -57,10 +64,9 @@ def printed(notebook: Any) -> str:
 SLOW = ("confidential", "dp_text", "primitives", "quickstart", "split", "watermark")
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-    for name in NAMES
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES]
+)
 def test_a_committed_notebook_is_as_it_runs(name: str) -> None:
     path = render.NOTEBOOKS / f"{name}.ipynb"
     committed = nbformat.read(path, as_version=4)
@@ -81,10 +87,13 @@ def test_the_figure_is_that_of_the_committed_results(tmp_path: Path) -> None:
     assert any("online" in text for text in texts(fresh))
 
 
-@pytest.mark.parametrize(("name", "said", "pictures"), [
-    ("cost", "lan: 2.00 s for one position, ", 2),
-    ("latency", "lan,  8 positions: measured 3.60 s", 5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "said", "pictures"),
+    [
+        ("cost", "lan: 2.00 s for one position, ", 2),
+        ("latency", "lan,  8 positions: measured 3.60 s", 5),
+    ],
+)
 def test_seconds_are_shown_where_nothing_else_ran(
     name: str, said: str, pictures: int, tmp_path: Path
 ) -> None:
@@ -102,27 +111,28 @@ def test_seconds_are_shown_where_nothing_else_ran(
 
 @pytest.mark.slow
 def test_quickstart_runs_two_processes() -> None:
-    notebook = render.execute(
-        render.NOTEBOOKS / "quickstart.ipynb", "FRESH, NEW_TOKENS = True, 8"
-    )
+    notebook = render.execute(render.NOTEBOOKS / "quickstart.ipynb", "FRESH, NEW_TOKENS = True, 8")
     text = printed(notebook)
     assert "\n8 tokens in " in text and "place of the token" in text
     assert "row of the distribution" not in text and "committed" not in text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "smaller"), [
-    ("primitives", "OPS, SIZES, NETWORKS, REPEAT = ['multiply'], [1], ['local'], 1"),
-    ("cost", ""),
-    ("latency", "NETWORKS, POSITIONS = ['local'], [1, 2]"),
-])  # fmt: skip
-def test_a_study_is_measured_again(
-    name: str, smaller: str, tiny_pair: tuple[Path, Path]
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "smaller"),
+    [
+        ("primitives", "OPS, SIZES, NETWORKS, REPEAT = ['multiply'], [1], ['local'], 1"),
+        ("cost", ""),
+        ("latency", "NETWORKS, POSITIONS = ['local'], [1, 2]"),
+    ],
+)
+def test_a_study_is_measured_again(name: str, smaller: str, tiny_pair: tuple[Path, Path]) -> None:
     folder = str(tiny_pair[0].parent)
     assert tiny_pair == (Path(folder) / "private", Path(folder) / "public")
-    setting = f"from pathlib import Path\nfrom spu_llm.app import defaults\n" \
+    setting = (
+        f"from pathlib import Path\nfrom spu_llm.app import defaults\n"
         f"defaults.shipped = lambda name: Path({folder!r}) / name\nFRESH = True\n{smaller}"
+    )
     text = printed(render.execute(render.NOTEBOOKS / f"{name}.ipynb", setting))
     assert "not shown" not in text and "from `spu-llm" not in text
     assert "picture" in text and "client learned" in text or name == "latency"

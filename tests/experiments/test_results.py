@@ -54,9 +54,10 @@ def tables(text: str) -> Iterator[tuple[list[str], str]]:
     """The lines of every table, and the paragraph under it."""
     lines = text.splitlines()
     starts = [
-        i for i, line in enumerate(lines)
+        i
+        for i, line in enumerate(lines)
         if line.startswith("|") and (i == 0 or not lines[i - 1].startswith("|"))
-    ]  # fmt: skip
+    ]
     for i in starts:
         after = i
         while after < len(lines) and lines[after].startswith("|"):
@@ -83,8 +84,10 @@ def origin_mistakes(lines: list[str], under: str, folder: Path) -> list[str]:
         of = set(origins(json.loads(file.read_text(encoding="utf-8"))))
         days = found["days"].split(" to ")
         said = {(found["commit"], day, found["machine"]) for day in days}
-        if not of or {(a, c) for a, _, c in of} != {(a, c) for a, _, c in said} or not all(
-            days[0] <= day <= days[-1] for _, day, _ in of
+        if (
+            not of
+            or {(a, c) for a, _, c in of} != {(a, c) for a, _, c in said}
+            or not all(days[0] <= day <= days[-1] for _, day, _ in of)
         ):
             mistakes.append(f"{name} is of {sorted(of)}, the table of {sorted(said)}")
     return mistakes
@@ -159,9 +162,12 @@ def test_the_index_has_a_command_for_it(name: str) -> None:
 
 
 MACHINE = {
-    "cores": 2, "memory_gib": 23.5, "load": [0.1, 0.4], "commit": "1234567",
+    "cores": 2,
+    "memory_gib": 23.5,
+    "load": [0.1, 0.4],
+    "commit": "1234567",
     "date": "2026-11-22T10:00:00+00:00",
-}  # fmt: skip
+}
 LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
 
 

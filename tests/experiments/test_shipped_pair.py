@@ -29,14 +29,20 @@ def test_tables_of_an_evaluation(tmp_path: Path) -> None:
 
 def test_what_a_demo_took() -> None:
     demo = {
-        "token_ids": [7] * 32, "steps": 9, "accepted": 22, "drafted": 63,
-        "first_token_seconds": 39.611, "elapsed_seconds": 126.705, "seconds": {"decode": 8.695},
+        "token_ids": [7] * 32,
+        "steps": 9,
+        "accepted": 22,
+        "drafted": 63,
+        "first_token_seconds": 39.611,
+        "elapsed_seconds": 126.705,
+        "seconds": {"decode": 8.695},
         "bytes": {
             kind: {"client_to_provider": 5e7 * n, "provider_to_client": 6e6}
             for kind, n in (("online", 2), ("offline", 11))
         },
-        "machine": MACHINE, "config": {"request.draft_length": 7},
-    }  # fmt: skip
+        "machine": MACHINE,
+        "config": {"request.draft_length": 7},
+    }
     text, under = render.TABLES["demo"].paragraphs({"demo": demo})
     assert text == (
         "First token after 39.6 s, 32 tokens after 126.7 s in 9 steps of 8 positions (22 of 63 "

@@ -25,17 +25,25 @@ PLAN = noir.Plan(("grr", "t2t"), (0.5, 6.0), rounds=7, attacks=("a8",), texts=4)
 def outcome(rate: float, at_chance: bool) -> dict[str, Any]:
     what = "the right token in its place, by trying all"
     return {
-        "attack": "A8", "what": what, "rate": rate, "interval": [rate / 2, min(1.0, 2 * rate)],
+        "attack": "A8",
+        "what": what,
+        "rate": rate,
+        "interval": [rate / 2, min(1.0, 2 * rate)],
         "at_chance": at_chance,
-    }  # fmt: skip
+    }
 
 
 def row(mechanism: str, epsilon: float | None, rounds: int, accuracy: float) -> dict[str, Any]:
     return {
-        "mechanism": mechanism, "epsilon": epsilon, "rounds": rounds, "kept": 1.5, "loss": None,
-        "perplexity": [40.0, 0.1], "accuracy": [accuracy, 0.02],
+        "mechanism": mechanism,
+        "epsilon": epsilon,
+        "rounds": rounds,
+        "kept": 1.5,
+        "loss": None,
+        "perplexity": [40.0, 0.1],
+        "accuracy": [accuracy, 0.02],
         "outcomes": [outcome(0.25, at_chance=False)] if rounds or epsilon is None else [],
-    }  # fmt: skip
+    }
 
 
 def result() -> dict[str, Any]:
@@ -47,10 +55,15 @@ def result() -> dict[str, Any]:
 def test_cells_are_tuned_and_not_tuned_and_baselines_are_not() -> None:
     found = [(c.mechanism, c.epsilon, c.rounds) for c in noir.cells(PLAN)]
     assert found == [
-        ("none", None, 0), ("none", None, 7),
-        ("grr", 0.5, 0), ("grr", 0.5, 7), ("grr", 6.0, 0), ("grr", 6.0, 7),
-        ("t2t", 0.5, 0), ("t2t", 6.0, 0),
-    ]  # fmt: skip
+        ("none", None, 0),
+        ("none", None, 7),
+        ("grr", 0.5, 0),
+        ("grr", 0.5, 7),
+        ("grr", 6.0, 0),
+        ("grr", 6.0, 7),
+        ("t2t", 0.5, 0),
+        ("t2t", 6.0, 0),
+    ]
 
 
 def test_a_file_of_the_same_plan_goes_on_and_another_is_refused(tmp_path: Path) -> None:
@@ -133,13 +146,22 @@ def test_mpc_is_judged_against_full_decoding_prompt_by_prompt() -> None:
     def run(mode: str, prompt: str, seconds: float, ahead: int) -> dict[str, Any]:
         ways = {"client_to_provider": ahead, "provider_to_client": 0}
         return {
-            "mode": mode, "network": "lan", "prompt": prompt, "tokens": 2, "steps": 1,
+            "mode": mode,
+            "network": "lan",
+            "prompt": prompt,
+            "tokens": 2,
+            "steps": 1,
             "seconds": {"offline": 1.0, "prefill": 0.0, "decode": seconds},
-            "bytes": {"offline": ways, "online": ways}, "messages": {"offline": 4, "online": 2},
-        }  # fmt: skip
+            "bytes": {"offline": ways, "online": ways},
+            "messages": {"offline": 4, "online": 2},
+        }
 
-    runs = [run("full", "a", 4, 100), run("mpc", "a", 1, 50), run("full", "b", 2, 100),
-            run("mpc", "b", 0.8, 50)]  # fmt: skip
+    runs = [
+        run("full", "a", 4, 100),
+        run("mpc", "a", 1, 50),
+        run("full", "b", 2, 100),
+        run("mpc", "b", 0.8, 50),
+    ]
     seconds, material = split_runs.criteria({"runs": runs})
     assert "0.325 (median of 2 prompts, 0.25 to 0.4): holds" in seconds
     assert "0.5 (median of 2 prompts, 0.5 to 0.5): does not hold" in material

@@ -65,6 +65,7 @@ def test_two_parties_emit_the_greedy_tokens_and_open_nothing_else() -> None:
     # `transformers` loads its parts when they are first used, which two threads cannot do at once.
     spu_whole.flax_model(PRIVATE)
     with Simulation(spu_whole.SETTINGS) as simulation:
+
         def program(session: Session) -> tuple[spu_whole.Decoded, dict[str, list[str]]]:
             return decode(session), session.ledger.learned()
 
@@ -77,12 +78,15 @@ def test_two_parties_emit_the_greedy_tokens_and_open_nothing_else() -> None:
     assert steps[0]["messages"] == pytest.approx(steps[1]["messages"], rel=0.02)
 
 
-@pytest.mark.parametrize(("length", "capacity", "steps", "wanted"), [
-    (0, 8, 1, "a prompt and a step"),
-    (4, 8, 0, "a prompt and a step"),
-    (4, 5, 1, "need a cache"),
-    (4, 65, 1, "at most 64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("length", "capacity", "steps", "wanted"),
+    [
+        (0, 8, 1, "a prompt and a step"),
+        (4, 8, 0, "a prompt and a step"),
+        (4, 5, 1, "need a cache"),
+        (4, 65, 1, "at most 64"),
+    ],
+)
 def test_what_does_not_fit_is_refused(length: int, capacity: int, steps: int, wanted: str) -> None:
     with pytest.raises(InputError, match=wanted):
         spu_whole.check(PRIVATE, length, capacity, steps)
@@ -98,8 +102,10 @@ def test_the_layers_put_together_are_the_model() -> None:
     def run(kind: str, *xs: np.ndarray, held: object = None) -> list[np.ndarray]:
         layer = found[kind]
         assert [x.shape for x in xs] == list(layer.shapes)
-        return [np.asarray(y) for y in jax.tree.leaves(
-            layer.fn(layer.held if held is None else held, tokens, *xs))]  # fmt: skip
+        return [
+            np.asarray(y)
+            for y in jax.tree.leaves(layer.fn(layer.held if held is None else held, tokens, *xs))
+        ]
 
     block, wide = weights["transformer"]["h"]["0"], np.zeros((1, n, 4 * PRIVATE.n_embd), np.float32)
     (x,) = run("embedding")

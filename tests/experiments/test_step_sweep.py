@@ -16,9 +16,11 @@ from tests.tiny import PRIVATE
 
 def cost(seconds: float) -> dict[str, Any]:
     return {
-        "seconds": seconds, "client_to_provider": 2_500_000, "provider_to_client": 1_000_000,
+        "seconds": seconds,
+        "client_to_provider": 2_500_000,
+        "provider_to_client": 1_000_000,
         "messages": 1200,
-    }  # fmt: skip
+    }
 
 
 def sweep(n: int, *seconds: float) -> dict[str, Any]:
@@ -78,9 +80,10 @@ def test_a_sweep_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
     prompt_tokens = result["prefill"]["prompt_tokens"]
     prefill, steps = exact.of_sweep(PRIVATE, prompt_tokens, [1, 3], temperature=1.0)
     measured = [
-        (result["prefill"], prefill), (result["again"]["median"], steps[1]),
+        (result["prefill"], prefill),
+        (result["again"]["median"], steps[1]),
         *((step["median"], steps[step["positions"]]) for step in result["steps"]),
-    ]  # fmt: skip
+    ]
     # Parties send what the plan says, whatever the secrets are.
     for found, wanted in measured:
         for name in ("messages", "client_to_provider", "provider_to_client"):

@@ -34,8 +34,9 @@ def test_options_reach_spu() -> None:
     stock = spu_whole.SETTINGS.settings()
     base, *others = OPTIONS
     assert base.config.settings() == stock | {
-        "enable_lower_accuracy_rsqrt": False, "experimental_disable_mmul_split": False
-    }  # fmt: skip
+        "enable_lower_accuracy_rsqrt": False,
+        "experimental_disable_mmul_split": False,
+    }
     for option in others:
         assert option.config.settings() != base.config.settings() or option.softmax or option.gelu
     tuned = runtime_config(Tuned(lower_accuracy_rsqrt=True, disable_mmul_split=True), profile=False)
@@ -51,10 +52,13 @@ def test_the_layers_take_an_options_functions_and_nothing_stays() -> None:
     def primitives() -> dict[str, str]:
         found = {x.kind: x for x in spu_layers.layers(config, weights, 4, 1)}
         return {
-            kind: str(jax.make_jaxpr(lambda *xs, fn=found[kind].fn: fn((), None, *xs))(
-                *(np.zeros(s, np.float32) for s in found[kind].shapes)))
+            kind: str(
+                jax.make_jaxpr(lambda *xs, fn=found[kind].fn: fn((), None, *xs))(
+                    *(np.zeros(s, np.float32) for s in found[kind].shapes)
+                )
+            )
             for kind in ("softmax", "GELU")
-        }  # fmt: skip
+        }
 
     before = primitives()
     with spu_options._functions(OPTIONS[-1]):

@@ -24,9 +24,7 @@ def recorded(name: str, seed: int, shift: int = 0, spread: float = 120.0) -> Rec
     messages = []
     for sender in (CLIENT, PROVIDER):
         sizes = 125_000 + shift + np.clip(rng.normal(0, spread, CIPHERTEXTS), -400, 400)
-        messages += [
-            Message(sender, f"root:P2P-{i}", i, int(size)) for i, size in enumerate(sizes)
-        ]
+        messages += [Message(sender, f"root:P2P-{i}", i, int(size)) for i, size in enumerate(sizes)]
         messages += [
             Message(sender, f"root-2:{i}:ALLGATHER", CIPHERTEXTS + i, 8 * i) for i in range(FIXED)
         ]
@@ -117,9 +115,16 @@ def test_the_tables_name_every_run(tmp_path: Path) -> None:
 
     other = replace(
         recorded("other prompt", 100),
-        plan_steps=[{"phase": "prefill", "sent_bytes": 3, "received_bytes": 4,
-                     "sent_messages": 1000, "received_messages": 1000}],
-    )  # fmt: skip
+        plan_steps=[
+            {
+                "phase": "prefill",
+                "sent_bytes": 3,
+                "received_bytes": 4,
+                "sent_messages": 1000,
+                "received_messages": 1000,
+            }
+        ],
+    )
     result = asdict(judged(other)) | {"totals": [transcript._totals(other)]}
     text = transcript.table(result)
     assert "| other prompt | 0 | 0 | 0 |" in text

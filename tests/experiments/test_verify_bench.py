@@ -35,17 +35,28 @@ MEMORY = {
 
 def cost(seconds: float) -> dict[str, Any]:
     return {
-        "seconds": seconds, "client_to_provider": 3_000_000, "provider_to_client": 4_000_000,
+        "seconds": seconds,
+        "client_to_provider": 3_000_000,
+        "provider_to_client": 4_000_000,
         "messages": 60,
-    }  # fmt: skip
+    }
 
 
 def row(variant: str, source: str, count: int, seconds: float) -> dict[str, Any]:
-    return cost(seconds) | MEMORY | {
-        "variant": variant, "source": source, "draft_length": count, "delays": 30,
-        "ratio": seconds / 20, "ratio_with_offline": seconds / 2, "offline": cost(10 * seconds),
-        "mistakes": [],
-    }  # fmt: skip
+    return (
+        cost(seconds)
+        | MEMORY
+        | {
+            "variant": variant,
+            "source": source,
+            "draft_length": count,
+            "delays": 30,
+            "ratio": seconds / 20,
+            "ratio_with_offline": seconds / 2,
+            "offline": cost(10 * seconds),
+            "mistakes": [],
+        }
+    )
 
 
 def measured(count: int, seconds: float) -> dict[str, Any]:
@@ -56,9 +67,7 @@ def measured(count: int, seconds: float) -> dict[str, Any]:
 
 BLOCKS = [verify_bench.whole_block(measured(n, 5.0), measured(n, 8.0)) for n in (4, 8)]
 ROWS = [
-    row(variant, source, count, count / 4)
-    for count in (4, 8)
-    for variant, source in REQUEST.cells
+    row(variant, source, count, count / 4) for count in (4, 8) for variant, source in REQUEST.cells
 ]
 RESULT: dict[str, Any] = {
     "network": "lan",
@@ -115,8 +124,11 @@ def test_noise_of_either_party_costs_the_same() -> None:
 def test_a_place_is_where_a_fraction_falls() -> None:
     weights, exact = np.array([1.0, 0, 2, 1]), np.zeros(4)
     assert [places(weights, exact, u) for u in (0.1, 0.3, 0.7, 0.8)] == [
-        range(0, 1), range(2, 3), range(2, 3), range(3, 4)
-    ]  # fmt: skip
+        range(0, 1),
+        range(2, 3),
+        range(2, 3),
+        range(3, 4),
+    ]
     assert places(weights, np.full(4, 0.1), 0.24) == range(0, 3)
 
 

@@ -18,9 +18,12 @@ from spu_llm.core.prg import Prg
 from tests.watermark.chains import FALSE_ALARM, NEXT, START, Chain, p_value
 
 WAYS = (
-    Way("independent", 3), Way(SPREAD, 3), Way(FITTED_M, 2, most=4), Way(SPREAD, 3, 2),
+    Way("independent", 3),
+    Way(SPREAD, 3),
+    Way(FITTED_M, 2, most=4),
+    Way(SPREAD, 3, 2),
     Way(FITTED_K, 3, 3, distinct=2),
-)  # fmt: skip
+)
 
 
 class ChainModel:
@@ -89,17 +92,34 @@ def test_the_command_goes_on_with_what_is_there(
             raise InputError("enough")
         one = [float(len(made)), 0.0, 9.0]
         return {
-            "temperature": temperature, **vars(way), "texts": 4, "asked": [3.0, 3.0, 3.0],
-            "tokens_a_chunk": one, "distinct_a_chunk": one, "bits": one, "excess_bits": one,
-            "by_length": {"20": {"auc": one, "pauc": one}}, "scores": f"{len(made)} {len(made)}",
-        }  # fmt: skip
+            "temperature": temperature,
+            **vars(way),
+            "texts": 4,
+            "asked": [3.0, 3.0, 3.0],
+            "tokens_a_chunk": one,
+            "distinct_a_chunk": one,
+            "bits": one,
+            "excess_bits": one,
+            "by_length": {"20": {"auc": one, "pauc": one}},
+            "scores": f"{len(made)} {len(made)}",
+        }
 
     monkeypatch.setattr(watermark_drawing, "Study", Nothing)
     monkeypatch.setattr(watermark_drawing, "WAYS", ways)
     monkeypatch.setattr(watermark_drawing, "cell", cell)
     file = tmp_path / "found.json"
-    command = ["experiment", "watermark-drawing", "--texts", "4", "--tokens", "20",
-               "--temperatures", "1", "--json", str(file)]  # fmt: skip
+    command = [
+        "experiment",
+        "watermark-drawing",
+        "--texts",
+        "4",
+        "--tokens",
+        "20",
+        "--temperatures",
+        "1",
+        "--json",
+        str(file),
+    ]
     options = cli._parser().parse_args(command)
     with pytest.raises(InputError, match="enough"):
         options.run(options)
@@ -116,9 +136,11 @@ def test_as_many_independent_ones() -> None:
     rows = [
         {"temperature": 1.0, "name": name, "m": m, "k": 1, "asked": [asked], "scores": scores}
         for name, m, asked, scores in (
-            ("independent", 4, 4.0, "1 2"), ("independent", 16, 16.0, "3 8"),
-            (FITTED_M, 8, 8.0, "9 9"), (FITTED_M, 8, 40.0, "9 9"),
+            ("independent", 4, 4.0, "1 2"),
+            ("independent", 16, 16.0, "3 8"),
+            (FITTED_M, 8, 8.0, "9 9"),
+            (FITTED_M, 8, 40.0, "9 9"),
         )
-    ]  # fmt: skip
+    ]
     found = [watermark_drawing._independent({"rows": rows}, row) for row in rows]
     np.testing.assert_allclose(np.array(found), [[1, 2], [3, 8], [2, 5], [3, 8]])

@@ -19,11 +19,16 @@ def told(tokens: int, seconds: float) -> dict[str, Any]:
     """What `demo` writes."""
     ways = {"client_to_provider": 10**6 * tokens, "provider_to_client": 0}
     return {
-        "token_ids": [1] * tokens, "text": "def read(path):", "steps": 3, "drafted": 9,
-        "accepted": 4, "seconds": {"offline": 1.0, "prefill": 1.0, "decode": seconds - 1},
-        "bytes": {"offline": ways, "online": ways}, "messages": {"offline": 4, "online": 8},
+        "token_ids": [1] * tokens,
+        "text": "def read(path):",
+        "steps": 3,
+        "drafted": 9,
+        "accepted": 4,
+        "seconds": {"offline": 1.0, "prefill": 1.0, "decode": seconds - 1},
+        "bytes": {"offline": ways, "online": ways},
+        "messages": {"offline": 4, "online": 8},
         "learned": {},
-    }  # fmt: skip
+    }
 
 
 def test_systems_take_turns_and_runs_go_on_where_they_were_stopped(
@@ -46,8 +51,18 @@ def test_systems_take_turns_and_runs_go_on_where_they_were_stopped(
 
     monkeypatch.setattr(watermark_runs, "run_command", run)
     file = tmp_path / "runs.json"
-    command = ["experiment", "watermark-runs", "--prompts", "2", "--tokens", "8", "--draft-length",
-               "3,2", "--json", str(file)]  # fmt: skip
+    command = [
+        "experiment",
+        "watermark-runs",
+        "--prompts",
+        "2",
+        "--tokens",
+        "8",
+        "--draft-length",
+        "3,2",
+        "--json",
+        str(file),
+    ]
 
     def start() -> None:
         options = cli._parser().parse_args(command)
@@ -56,9 +71,14 @@ def test_systems_take_turns_and_runs_go_on_where_they_were_stopped(
     with pytest.raises(SpuLlmError, match="1 of 8 runs failed"):
         start()
     assert seen == [
-        "unmarked 4", "4 token 3", "4 token 2",  # and a race, which failed
-        "4 token 3", "4 token 2", "1 race 4", "unmarked 4",
-    ]  # fmt: skip
+        "unmarked 4",
+        "4 token 3",
+        "4 token 2",  # and a race, which failed
+        "4 token 3",
+        "4 token 2",
+        "1 race 4",
+        "unmarked 4",
+    ]
     start()
     assert len(seen) == 8 and seen[-1] == "1 race 4"
     found = json.loads(file.read_text(encoding="utf-8"))
@@ -73,10 +93,12 @@ def test_systems_take_turns_and_runs_go_on_where_they_were_stopped(
 
 def test_what_cannot_be_run(tmp_path: Path) -> None:
     for options, words in (
-        (["--only", "marked"], "no 'marked'"), (["--candidates", "1"], "--candidates"),
-        (["--draft-length", "0"], "--draft-length"), (["--verify", "post"], "no 'post'"),
+        (["--only", "marked"], "no 'marked'"),
+        (["--candidates", "1"], "--candidates"),
+        (["--draft-length", "0"], "--draft-length"),
+        (["--verify", "post"], "no 'post'"),
         (["--prompts", str(len(read_prompts()) + 1)], "--prompts"),
-    ):  # fmt: skip
+    ):
         given = cli._parser().parse_args(["experiment", "watermark-runs", *options])
         with pytest.raises(InputError, match=words):
             given.run(given)

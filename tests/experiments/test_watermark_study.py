@@ -143,9 +143,15 @@ def test_texts_are_those_of_the_package(pair: tuple[Lanes, Lanes, Tokenizer]) ->
     method = Method("white-box")
     written = write(method, authors(method), lanes, PROMPTS, 6, 0.8, [0])
     raced = write(
-        replace(RACE, history=True), authors(replace(RACE, history=True)), lanes, PROMPTS, 6,
-        0.8, [0], pair[1],
-    )  # fmt: skip
+        replace(RACE, history=True),
+        authors(replace(RACE, history=True)),
+        lanes,
+        PROMPTS,
+        6,
+        0.8,
+        [0],
+        pair[1],
+    )
     for j, author in enumerate(authors(method)):
         law = Alone(lanes, PROMPTS[j], author.prg, 0.8)
         embedder = Embedder(author.keys, Scheme(4), law, TokenUnits(), 2, 1, (History(False),))
@@ -160,8 +166,14 @@ def test_texts_are_those_of_the_package(pair: tuple[Lanes, Lanes, Tokenizer]) ->
         marked = write(flat, authors(flat)[j : j + 1], lanes, PROMPTS[j : j + 1], 6, 0.8, [0])
         again = authors(flat)[j]
         embedder = Embedder(
-            again.keys, Scheme(4), Candidates(law, again.prg), TokenUnits(), 3, 1,
-            (History(False),), again.prg,
+            again.keys,
+            Scheme(4),
+            Candidates(law, again.prg),
+            TokenUnits(),
+            3,
+            1,
+            (History(False),),
+            again.prg,
         )
         assert embedder.text(prompt, 6).content == tuple(marked.tokens[0])
     assert raced.matched.shape == raced.overlap.shape == (3, 6)
@@ -187,10 +199,17 @@ class ModelLike(ModelSampler):
         return self.law.distribution(prefix)
 
 
-@pytest.mark.parametrize("method", [
-    Method("flat", 4), Method("flat", 2, 3, history=True), Method("recursive", 2, keys=2),
-    Method("aaronson"), Method("kirchenbauer", delta=2.0), Method("kuditipudi"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "method",
+    [
+        Method("flat", 4),
+        Method("flat", 2, 3, history=True),
+        Method("recursive", 2, keys=2),
+        Method("aaronson"),
+        Method("kirchenbauer", delta=2.0),
+        Method("kuditipudi"),
+    ],
+)
 def test_texts_come_again_and_each_is_found(
     method: Method, pair: tuple[Lanes, Lanes, Tokenizer]
 ) -> None:
@@ -245,7 +264,7 @@ def test_edits_change_as_many_tokens_as_they_say() -> None:
 
 
 def test_the_paraphraser_rewrites_blocks_and_comes_again(
-    pair: tuple[Lanes, Lanes, Tokenizer]
+    pair: tuple[Lanes, Lanes, Tokenizer],
 ) -> None:
     texts = np.tile(np.arange(10, 34), (3, 1))
 
@@ -314,17 +333,19 @@ def test_cells_go_on_where_they_ended(tmp_path: Path) -> None:
         commands.earlier(file, replace(plan, texts=5))
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (["--texts", "3"], "--texts must be at least 4"),
-    (["--tokens", "20"], "--tokens must be at least 30"),
-    (["--temperatures", "0"], "--temperatures must be 0.05 to 5"),
-    (["--tokens", "41"], "--tokens must be 40 or fewer"),
-    (["--texts", "99"], "--texts must be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--texts", "3"], "--texts must be at least 4"),
+        (["--tokens", "20"], "--tokens must be at least 30"),
+        (["--temperatures", "0"], "--temperatures must be 0.05 to 5"),
+        (["--tokens", "41"], "--tokens must be 40 or fewer"),
+        (["--texts", "99"], "--texts must be"),
+    ],
+)
 def test_nonsense_is_refused(
-    options: list[str], words: str, tiny_pair: tuple[Path, Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    options: list[str], words: str, tiny_pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     models = ["--model", str(tiny_pair[0]), "--draft-model", str(tiny_pair[1])]
     with pytest.raises(SystemExit) as end:
         cli.main(["experiment", "watermark", *models, *options])
@@ -333,24 +354,44 @@ def test_nonsense_is_refused(
 
 @pytest.mark.slow
 def test_the_command_measures_a_tiny_model(
-    tmp_path: Path, tiny_pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    tiny_pair: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """One cell of each kind; what is there is not measured again."""
     kinds = (
-        RANDOM, replace(MARK, history=True), MARK, Method("plain-race"),
-        replace(RACE, history=True), replace(CHUNKED, k=5), Method("forgery", 16),
-    )  # fmt: skip
+        RANDOM,
+        replace(MARK, history=True),
+        MARK,
+        Method("plain-race"),
+        replace(RACE, history=True),
+        replace(CHUNKED, k=5),
+        Method("forgery", 16),
+    )
     monkeypatch.setattr(watermark, "cells", lambda plan: [Cell(1.0, kind) for kind in kinds])
     for module in (metrics, watermark_study):
         monkeypatch.setattr(module, "ROUNDS", 2)
     monkeypatch.setattr(watermark_study, "SCORED", ())
     file, picture = tmp_path / "found.json", tmp_path / "figure.png"
     arguments = [
-        "experiment", "watermark", "--model", str(tiny_pair[0]), "--draft-model",
-        str(tiny_pair[1]), "--texts", "4", "--tokens", "30", "--temperatures", "1", "--json",
-        str(file), "--plot", str(picture),
-    ]  # fmt: skip
+        "experiment",
+        "watermark",
+        "--model",
+        str(tiny_pair[0]),
+        "--draft-model",
+        str(tiny_pair[1]),
+        "--texts",
+        "4",
+        "--tokens",
+        "30",
+        "--temperatures",
+        "1",
+        "--json",
+        str(file),
+        "--plot",
+        str(picture),
+    ]
 
     def run() -> str:
         with pytest.raises(SystemExit) as end:
@@ -386,29 +427,39 @@ def made_up(method: Method, auc: float = 0.98, shift: float = 0.0, **more: Any) 
     kinds = scores.KINDS.get(method.name, ())
     detection = {
         kind: {
-            "by_length": {n: found for n in watermark_report.LENGTHS}, "pooled": found,
-            "edited": {"replaced 10 %": found, "paraphrased 50 %": found}, "scores": "1 2",
+            "by_length": {n: found for n in watermark_report.LENGTHS},
+            "pooled": found,
+            "edited": {"replaced 10 %": found, "paraphrased 50 %": found},
+            "scores": "1 2",
             "median": 5.25,
         }
         for kind in kinds
-    }  # fmt: skip
+    }
     same = {"tokens": 10, "chunk": interval(0.5), "text": interval(0.0), "common": interval(1.5)}
     return {
-        "temperature": 1.0, **asdict(method), "texts": 2, "tokens": 150, "bits": interval(5.0),
-        "nats": interval(3.5), "shift": interval(shift), "excess_bits": interval(0.0),
-        "agreement": same, **({"detection": detection} if kinds else {}),
+        "temperature": 1.0,
+        **asdict(method),
+        "texts": 2,
+        "tokens": 150,
+        "bits": interval(5.0),
+        "nats": interval(3.5),
+        "shift": interval(shift),
+        "excess_bits": interval(0.0),
+        "agreement": same,
+        **({"detection": detection} if kinds else {}),
         **more,
-    }  # fmt: skip
+    }
 
 
 def drafts(steps: str) -> dict[str, Any]:
     return {
         "drafts": {
-            "accepted": interval(0.7), "overlap": interval(0.7),
+            "accepted": interval(0.7),
+            "overlap": interval(0.7),
             **{n: interval(2.0) for n in ("2", "4")},
             **{f"{n} by text": steps for n in ("2", "4")},
         }
-    }  # fmt: skip
+    }
 
 
 def result(*rows: dict[str, Any]) -> dict[str, Any]:
@@ -420,8 +471,10 @@ def result(*rows: dict[str, Any]) -> dict[str, Any]:
 def test_tables_show_the_figures() -> None:
     history = replace(RACE, history=True)
     of = result(
-        made_up(MARK, 0.984, 0.02), made_up(Method("aaronson")),
-        made_up(Method("plain-race"), **drafts("60 70")), made_up(history, **drafts("60 70")),
+        made_up(MARK, 0.984, 0.02),
+        made_up(Method("aaronson")),
+        made_up(Method("plain-race"), **drafts("60 70")),
+        made_up(history, **drafts("60 70")),
     )
     text = watermark_report.table(of)
     assert "+2.0 % (+1.0 to +3.0) | +0.000 (-0.010 to +0.010) | 50 (49 to 51)" in text
@@ -442,9 +495,11 @@ def test_criteria_go_by_the_figures() -> None:
 
     assert said(made_up(on)) == ["holds", "holds"]
     assert said(made_up(on, 0.969)) == ["does not hold", "holds"]
-    assert said(made_up(on, shift=0.02)) == said(made_up(on, shift=-0.02)) == [
-        "holds", "does not hold",
-    ]  # fmt: skip
+    assert (
+        said(made_up(on, shift=0.02))
+        == said(made_up(on, shift=-0.02))
+        == ["holds", "does not hold"]
+    )
     assert said(made_up(MARK, shift=0.02)) == ["holds"]
     same = replace(RACE, history=True)
     assert said(plain, made_up(same, **drafts("60 70"))) == ["holds"]

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.common.wire import (
-    Message,
-    Push,
-    Recorder,
-    RequestParser,
-    SizeParser,
-    Transcript,
-)
+from experiments.common.wire import Message, Push, Recorder, RequestParser, SizeParser, Transcript
 from spu_llm.core.errors import WireError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.frames import PREAMBLE, Door, Frame, Kind, encode

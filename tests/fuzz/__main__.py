@@ -60,11 +60,21 @@ def _guided(name: str, minutes: float) -> bool:
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             [
-                sys.executable, "-c", _GUIDED, name, str(corpus), "-verbosity=0", "-max_len=4096",
-                f"-max_total_time={round(60 * minutes)}", "-print_final_stats=1",
+                sys.executable,
+                "-c",
+                _GUIDED,
+                name,
+                str(corpus),
+                "-verbosity=0",
+                "-max_len=4096",
+                f"-max_total_time={round(60 * minutes)}",
+                "-print_final_stats=1",
             ],
-            cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
         crashes = [f"by {crash.read_bytes().hex()}" for crash in Path(folder).glob("crash-*")]
     runs = [line for line in done.stderr.splitlines() if "number_of_executed_units" in line]
     count = int(runs[0].split()[-1]) if runs else 0

@@ -42,6 +42,10 @@ def _sealed(data: bytes) -> None:
 
 
 PARSERS: dict[str, Callable[[bytes], Any]] = {
-    "frames": _frames, "control": _control, "manifest": _manifest, "inventory": _read_inventory,
-    "messages": _messages, "sealed": _sealed,
-}  # fmt: skip
+    "frames": _frames,
+    "control": _control,
+    "manifest": _manifest,
+    "inventory": _read_inventory,
+    "messages": _messages,
+    "sealed": _sealed,
+}

@@ -28,13 +28,7 @@ from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from spu_llm.app import config
 from spu_llm.core.channel import MemoryChannel, SealedChannel
-from spu_llm.core.errors import (
-    InputError,
-    ManifestMismatch,
-    PeerError,
-    PoolError,
-    WireError,
-)
+from spu_llm.core.errors import InputError, ManifestMismatch, PeerError, PoolError, WireError
 from spu_llm.net import control, control_plane, identity
 from spu_llm.net.control_pb2 import OpenRequest
 from spu_llm.net.frames import PREAMBLE, Frame, FrameParser, Kind, encode
@@ -312,6 +306,8 @@ _LABEL = Label("0" * 32, "triple", 0, 4, 3, ("0" * 64,))
 _STATE = State(0, 0, bytes(32))
 _BOUNDARY = split_boundary.Boundary(4, "float16")
 _SMALL = GPT2Config(VOCAB, n_positions=8, n_embd=4, n_layer=1, n_head=1)
+
+
 class _Arrived:
     """A stream of these bytes, in pieces, which then ends."""
 
@@ -393,11 +389,31 @@ def mark_history(data: bytes) -> bool:
 TARGETS: dict[str, Callable[[bytes], bool]] = {
     target.__name__: target
     for target in (
-        frames, control_messages, manifest, request, messages, sealed, inventory, peer_id, batch,
-        safetensors, shards, model_config, tokenizer, gguf, text_format, certificates, options,
-        vault, boundary, sampled, completion, mark, mark_history,
+        frames,
+        control_messages,
+        manifest,
+        request,
+        messages,
+        sealed,
+        inventory,
+        peer_id,
+        batch,
+        safetensors,
+        shards,
+        model_config,
+        tokenizer,
+        gguf,
+        text_format,
+        certificates,
+        options,
+        vault,
+        boundary,
+        sampled,
+        completion,
+        mark,
+        mark_history,
     )
-}  # fmt: skip
+}
 
 
 def _gguf() -> bytes:
@@ -432,45 +448,60 @@ _WISH = (
     b'"fakes":[2,3],"own":1,"seed":null}'
 )
 SEEDS: dict[str, Callable[[], bytes]] = {
-    "frames": lambda: PREAMBLE + b"".join(
-        encode(Frame(kind, 1, payload))
-        for kind, payload in ((Kind.OPEN, b"\1"), (Kind.DATA, b"abc"), (Kind.CLOSE, b"\0"))
+    "frames": lambda: (
+        PREAMBLE
+        + b"".join(
+            encode(Frame(kind, 1, payload))
+            for kind, payload in ((Kind.OPEN, b"\1"), (Kind.DATA, b"abc"), (Kind.CLOSE, b"\0"))
+        )
     ),
-    "control_messages": lambda: b'{"type":"ticket","ticket":"00"}\n{"type":"ping","progress":3}\n'
-    b'{"type":"bye","reason":"done","ok":true}',
+    "control_messages": lambda: (
+        b'{"type":"ticket","ticket":"00"}\n{"type":"ping","progress":3}\n'
+        b'{"type":"bye","reason":"done","ok":true}'
+    ),
     "manifest": lambda: OpenRequest(
         manifest=control_plane._values({**with_nonce(_OWN), "request.q": None, "request.t": 0.5})
     ).SerializeToString(),
-    "request": lambda: b'{"prompt_tokens":5,"max_new_tokens":5,"draft_length":1,"temperature":0.7,'
-    b'"verify":"token","top_k":0,"top_p":1.0,"show_progress":false,'
-    b'"public_prefix":"7,8","candidates":2}',
+    "request": lambda: (
+        b'{"prompt_tokens":5,"max_new_tokens":5,"draft_length":1,"temperature":0.7,'
+        b'"verify":"token","top_k":0,"top_p":1.0,"show_progress":false,'
+        b'"public_prefix":"7,8","candidates":2}'
+    ),
     "messages": lambda: b"\3" + bytes(7) + b"abc" + bytes(8) + b"\1" + bytes(8),
     "sealed": _sealed_message,
     "inventory": lambda: json.dumps({"0" * 32: 3}).encode(),
     "peer_id": lambda: b"0" * 32,
     "batch": _label_and_state,
     "safetensors": lambda: (_model("seed") / "model.safetensors").read_bytes(),
-    "shards": lambda: json.dumps({"weight_map": dict.fromkeys(
-        load_file(_model("seed") / "model.safetensors"), _SHARD
-    )}).encode(),
+    "shards": lambda: json.dumps(
+        {"weight_map": dict.fromkeys(load_file(_model("seed") / "model.safetensors"), _SHARD)}
+    ).encode(),
     "gguf": _gguf,
     "model_config": lambda: (_model("seed") / "config.json").read_bytes(),
     "tokenizer": lambda: (_model("seed") / "tokenizer.json").read_bytes(),
     "text_format": lambda: TextFormat.of_model(_model("seed")).document,
     "certificates": _pem,
-    "vault": lambda: PREAMBLE + encode(Frame(Kind.CONTROL, 0, _WISH)) + encode(
-        Frame(Kind.DATA, 1, bytes(4 * 12))
+    "vault": lambda: (
+        PREAMBLE
+        + encode(Frame(Kind.CONTROL, 0, _WISH))
+        + encode(Frame(Kind.DATA, 1, bytes(4 * 12)))
     ),
     "boundary": lambda: _BOUNDARY.encode(
         split_boundary.Kind.UP, 3, np.linspace(-2, 2, 40, dtype=np.float32).reshape(2, 5, 4)
     ),
-    "sampled": lambda: b'{"sequences": [{"text": "a", "ended": false}, {"text": "", '
-    b'"ended": true}]}',
-    "completion": lambda: b'{"choices": [{"text": "a", "finish_reason": "stop"}, {"text": "b", '
-    b'"finish_reason": "length"}]}',
-    "mark": lambda: b'{"format": 1, "key": "' + b"5a" * 32 + b'", "family": {"name": "uniform", '
-    b'"k": 1}, "ngram": 4, "units": "words", "method": "candidates", "tokenizer": ""}',
-    "mark_history": lambda: b"spu-llm watermark history 1 " + _MARK.fingerprint().hex().encode()
-    + b"\n" + bytes(16),
+    "sampled": lambda: (
+        b'{"sequences": [{"text": "a", "ended": false}, {"text": "", "ended": true}]}'
+    ),
+    "completion": lambda: (
+        b'{"choices": [{"text": "a", "finish_reason": "stop"}, {"text": "b", '
+        b'"finish_reason": "length"}]}'
+    ),
+    "mark": lambda: (
+        b'{"format": 1, "key": "' + b"5a" * 32 + b'", "family": {"name": "uniform", '
+        b'"k": 1}, "ngram": 4, "units": "words", "method": "candidates", "tokenizer": ""}'
+    ),
+    "mark_history": lambda: (
+        b"spu-llm watermark history 1 " + _MARK.fingerprint().hex().encode() + b"\n" + bytes(16)
+    ),
     "options": lambda: b'[serve]\nlisten = "h:1"\nsessions = 4\nstop = ["a"]\nonce = true\n',
-}  # fmt: skip
+}

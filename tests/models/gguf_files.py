@@ -29,10 +29,7 @@ def turned(rows: np.ndarray, heads: int) -> np.ndarray:
 def tensors(config: LlamaConfig, params: Params) -> dict[str, np.ndarray]:
     """The tensors as llama.cpp's converter names and orders them."""
     pairs = turned if config.family == "llama" else lambda rows, heads: rows
-    found = {
-        "token_embd.weight": params["embed"],
-        "output_norm.weight": params["norm"],
-    }
+    found = {"token_embd.weight": params["embed"], "output_norm.weight": params["norm"]}
     if "head" in params:
         found["output.weight"] = params["head"].T
     for i, block in enumerate(params["blocks"]):
@@ -108,9 +105,12 @@ def write_gguf(
 
 def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
     kinds = {
-        str: writer.add_string, float: writer.add_float32, bool: writer.add_bool,
-        int: writer.add_uint32, list: writer.add_array,
-    }  # fmt: skip
+        str: writer.add_string,
+        float: writer.add_float32,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        list: writer.add_array,
+    }
     if value is not None:
         kinds[type(value)](name, value)
 
@@ -122,11 +122,13 @@ def byte_level(directory: Path, pre: str) -> dict[str, Any]:
     vocab = content["model"]["vocab"] | {t["content"]: t["id"] for t in added.values()}
     tokens = sorted(vocab, key=vocab.__getitem__)
     kinds = [
-        TokenType.NORMAL if i not in added
-        else TokenType.CONTROL if added[i]["special"]
+        TokenType.NORMAL
+        if i not in added
+        else TokenType.CONTROL
+        if added[i]["special"]
         else TokenType.USER_DEFINED
         for i in range(len(tokens))
-    ]  # fmt: skip
+    ]
     return {
         "model": "gpt2",
         "pre": pre,

@@ -26,9 +26,14 @@ FILE = Path(__file__).with_name("references.json")
 LAST = 6  # rows that are kept
 
 _SHAPE: dict[str, Any] = {
-    "vocab_size": 24, "max_position_embeddings": 64, "hidden_size": 16, "intermediate_size": 20,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-}  # fmt: skip
+    "vocab_size": 24,
+    "max_position_embeddings": 64,
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 MODELS: dict[str, ModelConfig] = {
     "llama": LlamaConfig(**_SHAPE, rope_theta=500.0),
     "llama with heads of its own size": LlamaConfig(
@@ -37,13 +42,19 @@ MODELS: dict[str, ModelConfig] = {
     "llama, linear": LlamaConfig(**_SHAPE, rope_kind="linear", rope_factor=2.5),
     # Frequencies of all three kinds: kept, in between, divided.
     "llama, llama3": LlamaConfig(
-        **_SHAPE, head_dim=16, rope_theta=100.0, rope_kind="llama3", rope_factor=8.0, rope_low=1.0,
-        rope_high=4.0, rope_context=24,
+        **_SHAPE,
+        head_dim=16,
+        rope_theta=100.0,
+        rope_kind="llama3",
+        rope_factor=8.0,
+        rope_low=1.0,
+        rope_high=4.0,
+        rope_context=24,
     ),
     "mistral": MistralConfig(**_SHAPE, rms_norm_eps=1e-2),
     "qwen2": Qwen2Config(**_SHAPE, rope_theta=1000.0),
     "qwen2, tied": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
-}  # fmt: skip
+}
 
 
 def tokens_of(name: str) -> np.ndarray:

@@ -29,7 +29,8 @@ from tests.tiny import PRIVATE, save_tokenizer
 
 
 class _Foresees(DrySession):
-    """Notes what its calls take, and what they were expected to take when they were not yet made.
+    """Notes what its calls take, and what they were expected to take when they were not yet
+    made.
     """
 
     def __init__(self, session: DrySession) -> None:
@@ -49,9 +50,7 @@ def test_the_next_step_is_foreseen(simulation: Simulation, hidden: bool) -> None
     a forward is what the next one takes, whichever drafts stay then.
     """
     judge = verifier("token", Sampling(0.8), hide_progress=hidden)
-    layout = Layout(
-        PRIVATE, prompts=(4,), sizes=(8, 12), live_rows=9, hidden=hidden, packs=hidden
-    )
+    layout = Layout(PRIVATE, prompts=(4,), sizes=(8, 12), live_rows=9, hidden=hidden, packs=hidden)
     shape = jax.ShapeDtypeStruct
 
     def program(session: PartySession) -> Any:

@@ -72,9 +72,7 @@ def run_steps(cuts: list[int], prefix: int, shared: Block) -> np.ndarray:
     rows, ends = [], sorted({*cuts, LENGTH})
     start = prefix
     for end in (e for e in ends if e > prefix):
-        found, shared = forward(
-            embed(start, end), shared, start - prefix, prefix_block(prefix)
-        )
+        found, shared = forward(embed(start, end), shared, start - prefix, prefix_block(prefix))
         rows.append(found)
         start = end
     return np.concatenate(rows)
@@ -101,9 +99,7 @@ def test_prefix_shared_and_draft_equal_the_whole(prefix: int, data: st.DataObjec
 
 def test_rows_past_the_length_do_not_matter() -> None:
     noise = shared_block()
-    noise = Block(
-        tuple(k + 100.0 for k in noise.keys), tuple(v - 100.0 for v in noise.values)
-    )
+    noise = Block(tuple(k + 100.0 for k in noise.keys), tuple(v - 100.0 for v in noise.values))
     np.testing.assert_allclose(run_steps([3], 0, noise), WHOLE, atol=TOLERANCE)
 
 
@@ -190,17 +186,23 @@ def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) ->
     function = SecureFunction(
         lambda q, k, v, m: reveal(
             attend(q, [OwnedBlock(k, v, jnp.where(m, 0, HIDDEN)[None, None])], 511.0)[0],
-            to=Owner.CLIENT, label="test",
+            to=Owner.CLIENT,
+            label="test",
         ),
-        (Owner.CLIENT, Owner.PROVIDER, Owner.PROVIDER, Owner.CLIENT), "hidden rows",
-    )  # fmt: skip
+        (Owner.CLIENT, Owner.PROVIDER, Owner.PROVIDER, Owner.CLIENT),
+        "hidden rows",
+    )
 
     def program(session: PartySession) -> Any:
         inputs = [
             session.private(owner, lambda x=x: x, x.shape, x.dtype)  # type: ignore[misc]
-            for owner, x in ((CLIENT, query), (PROVIDER, keys), (PROVIDER, values),
-                             (CLIENT, visible))
-        ]  # fmt: skip
+            for owner, x in (
+                (CLIENT, query),
+                (PROVIDER, keys),
+                (PROVIDER, values),
+                (CLIENT, visible),
+            )
+        ]
         return session.get(session.call(function, *inputs))
 
     found = simulation.run(program)[CLIENT]

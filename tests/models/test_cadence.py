@@ -42,10 +42,11 @@ FALSE_ALARM = 2e-3  # of the comparison of two distributions that are one
 @pytest.mark.parametrize(
     "prompt",
     [
-        pytest.param(1, marks=pytest.mark.slow), pytest.param(WIDTH, marks=pytest.mark.slow),
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(WIDTH, marks=pytest.mark.slow),
         3 * WIDTH + 1,
     ],
-)  # fmt: skip
+)
 def test_drafts_go_through_one_compiled_shape(prompt: int) -> None:
     """Whatever was accepted before, the drafter runs one program, compiled when it was made; and it
     drafts from the logits of the whole text.

@@ -69,7 +69,7 @@ ONE, TWO = "{{ messages[0]['content']", "{{ messages[1]['content']"
         ONE + "}}" + TWO + "[:3] }}",
         "{% for m in messages | sort(attribute='content') %}{{ m['content'] }}{% endfor %}",
     ],
-)  # fmt: skip
+)
 def test_a_template_may_only_write_secret_words(source: str) -> None:
     """Else the length of the prompt, or what is public of it, tells of them what it likes."""
     with pytest.raises(InputError, match="does more with these words than write them"):
@@ -80,11 +80,14 @@ def test_a_template_may_only_write_secret_words(source: str) -> None:
     ("source", "head", "rest"),
     [
         (">" + TWO + "}}|" + ONE + "}}|" + ONE + "}}", ">", " So</think>\nHi | Bye | Bye "),
-        (">" + ONE + " | trim }}|{{ (messages[1]['content'] ~ ' ') | trim }}", ">",
-         "Bye|So</think>\nHi"),
+        (
+            ">" + ONE + " | trim }}|{{ (messages[1]['content'] ~ ' ') | trim }}",
+            ">",
+            "Bye|So</think>\nHi",
+        ),
         (ONE + "}}" + TWO + ".split('</think>')[-1].lstrip('\n') }}<", "", " Bye Hi <"),
     ],
-)  # fmt: skip
+)
 def test_templates_order_trim_and_leave_thoughts_out(source: str, head: str, rest: str) -> None:
     messages = [Message("user", " Bye "), Message("assistant", " So</think>\nHi ")]
     assert cut(Template(source).render, messages) == (head, rest)
@@ -115,14 +118,19 @@ def test_a_later_turn_adds_to_what_is_there() -> None:
     [
         ({"tokenizer_config.json": {"chat_template": "A", "bos_token": {"content": "<s>"}}}, "A"),
         (
-            {"tokenizer_config.json": {
-                "chat_template": [{"name": "tool", "template": "T"},
-                                  {"name": "default", "template": "A"}]}},
+            {
+                "tokenizer_config.json": {
+                    "chat_template": [
+                        {"name": "tool", "template": "T"},
+                        {"name": "default", "template": "A"},
+                    ]
+                }
+            },
             "A",
         ),
         ({"tokenizer_config.json": {"chat_template": "B"}, "chat_template.jinja": "A"}, "A"),
     ],
-)  # fmt: skip
+)
 def test_where_a_template_lies(tmp_path: Path, files: dict[str, object], source: str) -> None:
     for name, content in files.items():
         text = content if isinstance(content, str) else json.dumps(content)
@@ -175,13 +183,15 @@ def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     ("way", "refusal"),
     [
         ("open('/etc/hostname').read()", "Too many open files"),
-        ("str(__import__('socket').create_connection(('127.0.0.1', {port}), 9))",
-         "Too many open files"),
+        (
+            "str(__import__('socket').create_connection(('127.0.0.1', {port}), 9))",
+            "Too many open files",
+        ),
         ("str((__import__('os').close(0), __import__('socket').socket()))", "Too many open files"),
         ("str(__import__('os').mkdir('{folder}/made'))", "PermissionError"),
         ("str(__import__('os').fork())", "PermissionError"),
     ],
-)  # fmt: skip
+)
 def test_a_template_has_no_way_out(tmp_path: Path, way: str, refusal: str) -> None:
     """Even if it got out of the sandbox: here it is let out."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -71,16 +71,17 @@ def turns_of(
     # The model itself: its drafts are right, up to the end of an answer and beyond.
     drafter = Drafter(PRIVATE, PARAMS, 64) if completion.request.draft_length else None
     streams = Streams(Prg.from_seed(8, "drafts"), Prg.from_seed(8, "sampling"))
-    side = ClientSide(
-        list(PROMPT), tokenizer, drafter, completion.verifier, streams, **options
-    )
+    side = ClientSide(list(PROMPT), tokenizer, drafter, completion.verifier, streams, **options)
     return Turns(side, Said(later))
 
 
 def conversed(
-    session: Any, completion: Completion, turns: Turns | None, params: Any,
+    session: Any,
+    completion: Completion,
+    turns: Turns | None,
+    params: Any,
     seen: Callable[[ClientSide], None],
-) -> list[Report]:  # fmt: skip
+) -> list[Report]:
     """All of a conversation; `seen` looks at the client's side after each answer."""
     decoder = completion.decoder(session, share_weights(session, PRIVATE, params))
     joint = Prg.from_seed(8, "joint randomness")
@@ -192,8 +193,10 @@ def test_two_parties_converse_as_in_plaintext(
     labels = [o.label for o in openings]
     assert labels.count("rows of the next turn") == 2 * len(later) + 1
     assert set(labels) == {
-        "rows of the next turn", "end of text", "whether activations left their ranges",
-    }  # fmt: skip
+        "rows of the next turn",
+        "end of text",
+        "whether activations left their ranges",
+    }
 
 
 def test_an_answer_may_be_interrupted(tokenizer: Tokenizer) -> None:
@@ -207,9 +210,12 @@ def test_an_answer_may_be_interrupted(tokenizer: Tokenizer) -> None:
     turns = turns_of(tokenizer, completion, [[60]], interrupted=interrupted)
     reasons: list[tuple[str, int]] = []
     conversed(
-        PlaintextSession(), completion, turns, PARAMS,
+        PlaintextSession(),
+        completion,
+        turns,
+        PARAMS,
         lambda side: reasons.append((side.finish_reason, len(side.tokens))),
-    )  # fmt: skip
+    )
     assert reasons == [("interrupted", 2), ("length", 5)]
 
 
@@ -223,7 +229,6 @@ def test_a_conversation_hides_which_drafts_stay() -> None:
     with pytest.raises(InputError, match="post shows which drafts stay"):
         shown.check_options()
     replace(shown, draft_length=0).check_options()
-
 
 
 def test_a_provider_refuses_turns_that_do_not_fit(

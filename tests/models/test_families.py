@@ -46,9 +46,12 @@ def stated(config: ModelConfig, **changes: Any) -> dict[str, Any]:
 
 
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

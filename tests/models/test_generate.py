@@ -81,10 +81,14 @@ def run_plaintext(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> A
 
 
 def run_two_parties(
-    simulation: Simulation, tokenizer: Tokenizer, request: Request,
-    before: Before = Before(), system: Sequence[int] = (),  # noqa: B008 - frozen
-    config: GPT2Config = PRIVATE, held: Params = PARAMS,
-) -> Any:  # fmt: skip
+    simulation: Simulation,
+    tokenizer: Tokenizer,
+    request: Request,
+    before: Before = Before(),
+    system: Sequence[int] = (),
+    config: GPT2Config = PRIVATE,
+    held: Params = PARAMS,
+) -> Any:
     """Per party: the client's side (None at the provider), report, openings. Every step finds all
     that it takes made ahead, and all steps take what `prepare` would make for them.
     """
@@ -142,14 +146,17 @@ COURSES = [
     request_for(4, 2, 0.8, show_progress=True),
     request_for(4, 2, 0.8, "race", show_progress=True),
     request_for(6, 2, 0.8),
-    *(pytest.param(r, marks=pytest.mark.slow) for r in (
-        request_for(3, 0, 0.8),
-        request_for(6, 3, 0.0, show_progress=True),
-        request_for(4, 2, 0.8, "post", top_k=40, top_p=0.95),
-        request_for(8, 2, 0.0),
-        request_for(4, 2, 0.8, "naive"),
-    )),
-]  # fmt: skip
+    *(
+        pytest.param(r, marks=pytest.mark.slow)
+        for r in (
+            request_for(3, 0, 0.8),
+            request_for(6, 3, 0.0, show_progress=True),
+            request_for(4, 2, 0.8, "post", top_k=40, top_p=0.95),
+            request_for(8, 2, 0.0),
+            request_for(4, 2, 0.8, "naive"),
+        )
+    ),
+]
 ROW = ("client", "row of the distribution", 288, 21)
 END = ("provider", "accepted drafts and end of text", 2, 64)
 STOP = [(role, "where drafts stop", 2, 1) for role in ("client", "provider")]
@@ -157,13 +164,21 @@ IN_RANGE = [
     (learner, "whether activations left their ranges", 1, 1) for learner in ("client", "provider")
 ]
 OPENED = {  # by a step with two drafts
-    "token": [*STOP, ("client", "block of the token", 17, 1),
-              ("client", "place of the token", 17, 1), END],
+    "token": [
+        *STOP,
+        ("client", "block of the token", 17, 1),
+        ("client", "place of the token", 17, 1),
+        END,
+    ],
     "race": [*STOP, ("client", "token", 1, 24), END],
     "naive": [("client", "rejection bits", 2, 1), ROW, END],
-    "post": [("client", "rejection bits", 2, 1),
-             ("client", "drafts outside top-k or top-p", 2, 1), ROW, END],
-}  # fmt: skip
+    "post": [
+        ("client", "rejection bits", 2, 1),
+        ("client", "drafts outside top-k or top-p", 2, 1),
+        ROW,
+        END,
+    ],
+}
 
 
 def course_name(r: Request) -> str:
@@ -277,8 +292,13 @@ def _close_row(row: np.ndarray, tokens: list[int]) -> None:
     ],
 )
 def test_requests_that_cannot_be_served(change: dict[str, Any], words: str) -> None:
-    fields = {"prompt_tokens": 4, "max_new_tokens": 8, "draft_length": 3, "temperature": 1.0,
-              "verify": "token"} | change  # fmt: skip
+    fields = {
+        "prompt_tokens": 4,
+        "max_new_tokens": 8,
+        "draft_length": 3,
+        "temperature": 1.0,
+        "verify": "token",
+    } | change
     with pytest.raises(InputError, match=words):
         Request(**fields).check(PRIVATE)
 
@@ -289,9 +309,7 @@ def test_hidden_rows_do_not_change_the_text(tokenizer: Tokenizer, small_blocks: 
     """
     assert request_for(20, 3, 0.0).may_pack(PRIVATE)
     for temperature in (0.0, 0.8):
-        plain, _ = run_plaintext(
-            tokenizer, request_for(20, 3, temperature, show_progress=True)
-        )
+        plain, _ = run_plaintext(tokenizer, request_for(20, 3, temperature, show_progress=True))
         hidden, report = run_plaintext(tokenizer, request_for(20, 3, temperature))
         assert hidden.tokens == plain.tokens
         assert report.accepted < report.drafted and (report.accepted > 0 or not temperature)
@@ -334,9 +352,13 @@ SYSTEM, PREFIX = [50, 51, 52, 53, 54], (30, 31, 32)
     ids=["public", "the provider's", "padded, and public", "nearly empty"],
 )
 def test_text_before_the_prompt_is_part_of_the_text(
-    tokenizer: Tokenizer, small_blocks: None, system: list[int], before: Before,
-    prefix: tuple[int, ...], show: bool,
-) -> None:  # fmt: skip
+    tokenizer: Tokenizer,
+    small_blocks: None,
+    system: list[int],
+    before: Before,
+    prefix: tuple[int, ...],
+    show: bool,
+) -> None:
     """Its keys and values are the provider's own; the tokens are those of one long prompt."""
     long = [*prefix, *system, *PROMPT]
     whole = Completion.of(PRIVATE, Request(len(long), 12, 3, 0.0, show_progress=show))
@@ -345,8 +367,9 @@ def test_text_before_the_prompt_is_part_of_the_text(
     )
     texts = []
     for completion, own, public, prompt in (
-        (whole, [], [], long), (parted, system, list(prefix), PROMPT)
-    ):  # fmt: skip
+        (whole, [], [], long),
+        (parted, system, list(prefix), PROMPT),
+    ):
         client = client_side(tokenizer, completion)
         client.prefix, client.prompt = public, list(prompt)
         session = PlaintextSession()
@@ -408,7 +431,8 @@ def test_text_before_the_prompt_takes_its_place_in_the_context() -> None:
 
 
 def test_rows_that_must_be_public_are() -> None:
-    """The client's prefix, and what the provider's text has at least, count; a refusal is one line.
+    """The client's prefix, and what the provider's text has at least, count; a refusal is one
+    line.
     """
     config, request = replace(PRIVATE, public_rows=3), request_for(4, 0, 0.0)
     for prefix, before in (((30, 31, 32), Before()), ((30,), Before(5, 3)), ((), Before(3))):

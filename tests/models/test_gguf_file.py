@@ -157,9 +157,11 @@ _NUMBERS = st.sampled_from([0, 1, 2, 255, 1 << 31, (1 << 32) - 1, 1 << 62, 1 << 
 
 
 @settings(
-    max_examples=150, deadline=None, derandomize=True,
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 @given(data=st.data())
 def test_other_numbers_in_a_whole_file_are_taken_or_refused(whole: Path, data: Any) -> None:
     """A count, a length, a size or any other number: what is taken can be loaded."""

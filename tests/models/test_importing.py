@@ -28,9 +28,17 @@ from tests.models.test_hf import assert_same
 from tests.tiny import VOCAB, save_tokenizer, tiny_params
 
 CONFIG = LlamaConfig(
-    VOCAB, max_position_embeddings=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5, rope_theta=5e4,
-)  # fmt: skip
+    VOCAB,
+    max_position_embeddings=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    rope_theta=5e4,
+)
 TIED = replace(CONFIG, tie_word_embeddings=True)
 # All matrices have rows of whole blocks.
 WIDE = replace(CONFIG, hidden_size=64, head_dim=16)
@@ -143,10 +151,7 @@ def test_a_model_with_biases(tmp_path: Path, tokenizer: Path) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
-        {"rope.scale_linear": 4.0},
-    ],
+    [{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"rope.scale_linear": 4.0}],
 )
 def test_linear_positions(tmp_path: Path, tokenizer: Path, fields: dict[str, Any]) -> None:
     named = tensors(CONFIG, random_params(CONFIG))

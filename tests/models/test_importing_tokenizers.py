@@ -42,9 +42,19 @@ def _mixed(rng: random.Random) -> Iterator[str]:
     """Text without end: pieces of this repository's files, and what they lack."""
     files = [ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "models").glob("*.py"))]
     texts = [file.read_text(encoding="utf-8") for file in files]
-    scripts = ["äöüßéñçøÅ", "абвгдежзийкл", "αβγδεζηθ", "这是一个秘密的问题吗", "ひらがなカタカナ",
-               "हिन्दीभाषा", "العربية", "한국어", "e\u0301a\u0308n\u0303", "ǅǈᾈʰˀ",
-               "²³½Ⅷ٣४"]  # fmt: skip
+    scripts = [
+        "äöüßéñçøÅ",
+        "абвгдежзийкл",
+        "αβγδεζηθ",
+        "这是一个秘密的问题吗",
+        "ひらがなカタカナ",
+        "हिन्दीभाषा",
+        "العربية",
+        "한국어",
+        "e\u0301a\u0308n\u0303",
+        "ǅǈᾈʰˀ",
+        "²³½Ⅷ٣४",
+    ]
     signs = "😀👍🏽👩\u200d👩\u200d👧\u200d👦🇫🇷\u200b\u00a0\ufeff\u2028"
     signs += "—…“”«»$€+=<>^~|`\x00\x7f\U0010ffff"
     while True:
@@ -112,9 +122,11 @@ def trained(name: str) -> tokenizers.Tokenizer:
     if name == "qwen2":
         bpe.normalizer = normalizers.NFC()
     trainer = trainers.BpeTrainer(
-        vocab_size=1500, special_tokens=[END, BEGIN], show_progress=False,
+        vocab_size=1500,
+        special_tokens=[END, BEGIN],
+        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
+    )
     bpe.train_from_iterator(mixed(60_000, 2), trainer)
     bpe.add_tokens([AddedToken(CALL, normalized=False)])
     return bpe
@@ -152,10 +164,15 @@ def test_ids_of_byte_level_tokenizers(tmp_path: Path, name: str) -> None:
         assert found.decode(found.encode(text)) == text
 
 
-@pytest.mark.parametrize(("name", "stated", "begins"), [
-    ("llama-bpe", None, True), ("llama-bpe", False, False), ("smollm", None, False),
-    ("smollm", True, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "stated", "begins"),
+    [
+        ("llama-bpe", None, True),
+        ("llama-bpe", False, False),
+        ("smollm", None, False),
+        ("smollm", True, True),
+    ],
+)
 def test_what_a_text_begins_with(
     tmp_path: Path, name: str, stated: bool | None, begins: bool
 ) -> None:
@@ -202,10 +219,13 @@ def sentencepiece(fields: dict[str, Any]) -> tokenizers.Tokenizer:
     scored = list(zip(tokens, fields["scores"], strict=False))
     bpe = tokenizers.Tokenizer(
         models.BPE(
-            vocab, generate_merges(vocab, scored), unk_token="<unk>", fuse_unk=True,
+            vocab,
+            generate_merges(vocab, scored),
+            unk_token="<unk>",
+            fuse_unk=True,
             byte_fallback=True,
         )
-    )  # fmt: skip
+    )
     bpe.normalizer = normalizers.Sequence(
         [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
     )
@@ -234,13 +254,16 @@ def test_no_space_before_a_text(tmp_path: Path, pieces: dict[str, Any]) -> None:
 def test_what_ends_a_text_and_the_template_come_along(tmp_path: Path) -> None:
     trained("smollm").save(str(tmp_path / TOKENIZER_FILE))
     fields = byte_level(tmp_path, "smollm") | {
-        "eos_token_id": 5, "eot_token_id": 7, "tokenizer.chat_template": "{{ messages }}",
-    }  # fmt: skip
+        "eos_token_id": 5,
+        "eot_token_id": 7,
+        "tokenizer.chat_template": "{{ messages }}",
+    }
     out = model_of(tmp_path, fields)
     tokens = fields["tokens"]
     assert json.loads((out / GENERATION_FILE).read_text()) == {
-        "eos_token_id": [5, 7, tokens.index(END)], "bos_token_id": 0,
-    }  # fmt: skip
+        "eos_token_id": [5, 7, tokens.index(END)],
+        "bos_token_id": 0,
+    }
     described = json.loads((out / TOKENIZER_CONFIG_FILE).read_text())
     assert described["chat_template"] == "{{ messages }}"
     assert described["eos_token"] == tokens[5] and described["bos_token"] == END

@@ -46,9 +46,14 @@ from tests.models.watching import Watched
 from tests.tiny import LLAMA, save_tokenizer, tiny_params
 
 SMALL = LlamaConfig(
-    vocab_size=50, max_position_embeddings=24, hidden_size=32, intermediate_size=48,
-    num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-)  # fmt: skip
+    vocab_size=50,
+    max_position_embeddings=24,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
 TIED = replace(SMALL, tie_word_embeddings=True)
 # What `transformers` has in torch alone: heads of a size of their own, another base of angles.
 ODD = LlamaConfig(20, 40, 12, 10, 2, 6, 2, head_dim=10, rms_norm_eps=1e-2, rope_theta=500.0)
@@ -200,10 +205,14 @@ def test_plain_rotary_positions_however_they_are_stated(
         ({"rope_scaling": "default"}, 'rope_scaling = "default"; it must be an object'),
         ({"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters with rope_type none; only"),
         ({"rope_parameters": {"rope_type": ["default"]}}, 'rope_type ["default"]; only'),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
-         "rope_parameters.rope_theta 5.0 beside rope_theta 10000.0; leave one"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-         "partial_rotary_factor = 0.5; only 1.0"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+            "rope_parameters.rope_theta 5.0 beside rope_theta 10000.0; leave one",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor = 0.5; only 1.0",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5; only 1.0"),
         ({"attention_bias": True}, "attention_bias = true; only false"),
         ({"mlp_bias": True}, "mlp_bias = true; only false"),
@@ -482,9 +491,7 @@ def test_drafts_verified_by_two_parties(
     own_simulation: Simulation, tokenizer: Tokenizer, temperature: float, show: bool
 ) -> None:
     """The plaintext text; every step finds all that it takes, and takes what is prepared."""
-    completion = Completion.of(
-        LLAMA, Request(len(PROMPT), 6, 2, temperature, show_progress=show)
-    )
+    completion = Completion.of(LLAMA, Request(len(PROMPT), 6, 2, temperature, show_progress=show))
     plain_session, plain = PlaintextSession(), client_side(tokenizer, completion)
     weights = share_weights(plain_session, LLAMA, PARAMS)
     decoder = completion.decoder(plain_session, weights)

@@ -92,9 +92,10 @@ def test_a_model_drafts_where_little_was_there_before() -> None:
 def test_every_rule_gets_a_distribution_of_one_token(name: str) -> None:
     sampling = Sampling(0.0 if name == "greedy" else 0.7, top_k=3 if name == "plain" else 0)
     rule: Rule = (
-        Plain(sampling) if name == "plain"
+        Plain(sampling)
+        if name == "plain"
         else verifier("token" if name == "greedy" else name, sampling, hide_progress=False)
-    )  # fmt: skip
+    )
     streams = Streams(Prg.from_seed(1, "drafts"), Prg.from_seed(1, "sampling"))
     drafts, q = Ngrams(VOCAB).propose(
         [5, 6, 7, 5], 2, lambda logits, position: rule.propose(logits, position, streams)
@@ -133,13 +134,15 @@ def test_texts_have_the_models_law() -> None:
             for b in range(3):
                 for c in range(3):
                     rows = (table[0], table[a], table[b])
-                    law[a, b, c] = float(np.prod([
-                        sampling.distribution(row)[t]
-                        for row, t in zip(rows, (a, b, c), strict=True)
-                    ]))  # fmt: skip
-        return float(
-            chi_square_p(np.array([found[t] for t in law]), np.array([*law.values()]))
-        )
+                    law[a, b, c] = float(
+                        np.prod(
+                            [
+                                sampling.distribution(row)[t]
+                                for row, t in zip(rows, (a, b, c), strict=True)
+                            ]
+                        )
+                    )
+        return float(chi_square_p(np.array([found[t] for t in law]), np.array([*law.values()])))
 
     assert p_of(True) > 1e-6
     assert p_of(False) < 1e-6

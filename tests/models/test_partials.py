@@ -33,15 +33,17 @@ def parts_of(query: Any, keys: Any, values: Any, cuts: Sequence[int]) -> list[Pa
     """Of blocks between these rows; some may be empty."""
     ends = [0, *sorted(cuts), keys.shape[1]]
     return [
-        partial(query, keys[:, a:b], values[:, a:b])
-        for a, b in zip(ends, ends[1:], strict=False)
+        partial(query, keys[:, a:b], values[:, a:b]) for a, b in zip(ends, ends[1:], strict=False)
     ]
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 97), scale=st.sampled_from([1.0, 30, 300]),
-    cuts=st.lists(st.floats(0, 1), max_size=4), shuffle=st.randoms(use_true_random=False),
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 97),
+    scale=st.sampled_from([1.0, 30, 300]),
+    cuts=st.lists(st.floats(0, 1), max_size=4),
+    shuffle=st.randoms(use_true_random=False),
 )
 def test_blocks_in_any_number_and_order_make_full_attention(
     seed: int, rows: int, scale: float, cuts: list[float], shuffle: Any
@@ -67,8 +69,9 @@ def test_single_precision_is_no_worse_than_one_attention(scale: float, single: f
         query, keys, values = (a.astype(np.float32) for a in inputs)
         one, other = parts_of(query, keys, values, [40])
         for name, out in (
-            ("merged", merged(one, other).out), ("whole", partial(query, keys, values).out)
-        ):  # fmt: skip
+            ("merged", merged(one, other).out),
+            ("whole", partial(query, keys, values).out),
+        ):
             assert out.dtype == np.float32
             worst[name] = max(worst[name], float(np.abs(out - exact).mean()))
     assert worst["merged"] <= 1.5 * worst["whole"]

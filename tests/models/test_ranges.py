@@ -96,10 +96,11 @@ def test_a_model_beyond_its_ranges_is_refused_until_they_are_chosen(
 @pytest.mark.parametrize(
     ("scale", "name", "what"),
     [
-        (100.0, "fc", "feed-forward inputs can reach"), (100.0, "qkv", "attention scores can"),
+        (100.0, "fc", "feed-forward inputs can reach"),
+        (100.0, "qkv", "attention scores can"),
         (1e8, "out", "activations can reach"),
     ],
-)  # fmt: skip
+)
 def test_a_model_that_no_range_holds_is_refused_in_one_line(
     scale: float, name: str, what: str
 ) -> None:
@@ -124,13 +125,22 @@ def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"norm_low": (0.0,)}, {"norm_low": (2.0,), "norm_high": (1.0,)}, {"norm_low": (2.0**-20,)},
-        {"norm_low": (1.0, 1.0)}, {"norm_low": (), "norm_high": ()}, {"longest_inner": (-1.0,)},
-        {"largest_activation": (5000.0,)}, {"largest_score": (9.0, float("nan"))},
-        {"stream_shift": -1}, {"logit_spread": 1e6}, {"logit_spread": 32.0}, {"public_rows": -1},
-        {"largest_score": ()}, {"longest_inner": (1e6,)},
+        {"norm_low": (0.0,)},
+        {"norm_low": (2.0,), "norm_high": (1.0,)},
+        {"norm_low": (2.0**-20,)},
+        {"norm_low": (1.0, 1.0)},
+        {"norm_low": (), "norm_high": ()},
+        {"longest_inner": (-1.0,)},
+        {"largest_activation": (5000.0,)},
+        {"largest_score": (9.0, float("nan"))},
+        {"stream_shift": -1},
+        {"logit_spread": 1e6},
+        {"logit_spread": 32.0},
+        {"public_rows": -1},
+        {"largest_score": ()},
+        {"longest_inner": (1e6,)},
     ],
-)  # fmt: skip
+)
 def test_ranges_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         Ranges(**wrong)

@@ -50,9 +50,7 @@ def test_they_are_the_folded_weights(placed: tuple[ModelConfig, int]) -> None:
         assert ours.dtype == theirs.dtype and not ours.flags.writeable
 
 
-def test_another_process_maps_them_and_nobody_changes_them(
-    placed: tuple[ModelConfig, int],
-) -> None:
+def test_another_process_maps_them_and_nobody_changes_them(placed: tuple[ModelConfig, int]) -> None:
     config, descriptor = placed
     with pytest.raises(PermissionError):
         os.pwrite(descriptor, b"x", 0)

@@ -84,8 +84,11 @@ def test_a_directory_is_imported_as_it_is_stored(
     import_model(sharded, tmp_path / "out")
     assert_same(load_model(tmp_path / "out")[1], rounded(jnp.bfloat16))
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
-        "config.json", WEIGHTS_FILE, "tokenizer.json", TOKENIZER_CONFIG_FILE,
-    }  # fmt: skip
+        "config.json",
+        WEIGHTS_FILE,
+        "tokenizer.json",
+        TOKENIZER_CONFIG_FILE,
+    }
     with safe_open(tmp_path / "out" / WEIGHTS_FILE, framework="numpy") as stored:
         assert {stored.get_slice(name).get_dtype() for name in stored.keys()} == {"BF16"}
     assert Tokenizer.load(tmp_path / "out").digest == Tokenizer.load(sharded).digest

@@ -23,12 +23,11 @@ def cells(row: str) -> list[str]:
     return str(line).split(" | ")
 
 
-@pytest.mark.parametrize(("column", "name", "schedule"), [
-    (0, "private", train.PRIVATE_SCHEDULE), (1, "public", train.PUBLIC_SCHEDULE),
-])  # fmt: skip
-def test_the_table_is_that_of_the_files(
-    column: int, name: str, schedule: train.Schedule
-) -> None:
+@pytest.mark.parametrize(
+    ("column", "name", "schedule"),
+    [(0, "private", train.PRIVATE_SCHEDULE), (1, "public", train.PUBLIC_SCHEDULE)],
+)
+def test_the_table_is_that_of_the_files(column: int, name: str, schedule: train.Schedule) -> None:
     config = load_config(SHIPPED / name)
     file = SHIPPED / name / "model.safetensors"
     parameters = sum(int(np.prod(t.shape)) for t in load_file(file).values())

@@ -47,9 +47,12 @@ def of_content(content: Any) -> TextFormat:
 
 def test_a_document_says_what_the_files_do(own: Path) -> None:
     config = {
-        "bos_token": {"content": "<s>", "lstrip": False}, "eos_token": END_OF_TEXT,
-        "pad_token": None, "chat_template": "{{ messages }}", "model_max_length": 3,
-    }  # fmt: skip
+        "bos_token": {"content": "<s>", "lstrip": False},
+        "eos_token": END_OF_TEXT,
+        "pad_token": None,
+        "chat_template": "{{ messages }}",
+        "model_max_length": 3,
+    }
     (own / "tokenizer_config.json").write_text(json.dumps(config))
     (own / "generation_config.json").write_text('{"eos_token_id": [7, 3]}')
     written, files = TextFormat.of_model(own), Tokenizer.load(own)
@@ -106,7 +109,7 @@ def _template(**parts: Any) -> Content:
         (_set("chat_template", _template(source="a" * (1 + (1 << 20)))), "1048576 characters"),
         (lambda content: content["tokenizer"]["model"]["vocab"].pop("a"), "none with number"),
     ],
-)  # fmt: skip
+)
 def test_what_a_document_may_not_say(
     model: Path, change: Callable[[Content], None], words: str
 ) -> None:

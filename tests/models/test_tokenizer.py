@@ -117,9 +117,13 @@ def changed(directory: Path, change: Callable[[Any], None]) -> Tokenizer:
 
 TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
 PADDING = {
-    "strategy": {"Fixed": 64}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0,
-    "pad_type_id": 0, "pad_token": END_OF_TEXT,
-}  # fmt: skip
+    "strategy": {"Fixed": 64},
+    "direction": "Left",
+    "pad_to_multiple_of": None,
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": END_OF_TEXT,
+}
 
 
 @pytest.mark.parametrize(
@@ -200,21 +204,43 @@ def test_a_token_that_merges_make_is_bytes_even_if_it_is_added(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda c: c.update(decoder={"type": "Sequence", "decoders": [c["decoder"]] * 2}),
-         "is not a byte-level BPE"),
-        (lambda c: c.update(post_processor={
-            "type": "TemplateProcessing", "pair": [],
-            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
-                       {"Sequence": {"id": "A", "type_id": 0}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [5000], "tokens": ["<s>"]}},
-        }), "adds tokens to a text that it does not have"),
-        (lambda c: c.update(post_processor={"type": "Sequence", "processors": [{
-            "type": "TemplateProcessing", "pair": [], "special_tokens": {},
-            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}],
-        }]}), "adds tokens to a text that it does not have"),
+        (
+            lambda c: c.update(decoder={"type": "Sequence", "decoders": [c["decoder"]] * 2}),
+            "is not a byte-level BPE",
+        ),
+        (
+            lambda c: c.update(
+                post_processor={
+                    "type": "TemplateProcessing",
+                    "pair": [],
+                    "single": [
+                        {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                        {"Sequence": {"id": "A", "type_id": 0}},
+                    ],
+                    "special_tokens": {"<s>": {"id": "<s>", "ids": [5000], "tokens": ["<s>"]}},
+                }
+            ),
+            "adds tokens to a text that it does not have",
+        ),
+        (
+            lambda c: c.update(
+                post_processor={
+                    "type": "Sequence",
+                    "processors": [
+                        {
+                            "type": "TemplateProcessing",
+                            "pair": [],
+                            "special_tokens": {},
+                            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}],
+                        }
+                    ],
+                }
+            ),
+            "adds tokens to a text that it does not have",
+        ),
     ],
     ids=["decoded twice", "adds what there is not", "does not say what it adds"],
-)  # fmt: skip
+)
 def test_a_tokenizer_that_does_not_fit(
     tmp_path: Path, change: Callable[[Any], None], expected: str
 ) -> None:
@@ -295,10 +321,14 @@ def sentencepiece(kind: str) -> tokenizers.Tokenizer:
         found.normalizer = normalizers.Sequence(
             [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         )
-        found.decoder = decoders.Sequence([
-            decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ])  # fmt: skip
+        found.decoder = decoders.Sequence(
+            [
+                decoders.Replace("▁", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        )
     found.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )

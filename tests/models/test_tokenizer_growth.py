@@ -63,15 +63,25 @@ def test_what_makes_texts_long_is_refused(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        {"normalizer": several({"type": "Prepend", "prepend": "▁"}, replace({"String": " "}, "▁")),
-         "post_processor": around([BEGIN, TEXT], [1])},
-        {"normalizer": several(table(b"a", b"b" * 33), replace({"Regex": " {2,}"}, "▁")),
-         "pre_tokenizer": {"type": "Metaspace"}},
-        *({"normalizer": known.normalizer,
-           "pre_tokenizer": {"type": "Sequence", "pretokenizers": known.splits}}
-          for known in BY_NAME.values()),
+        {
+            "normalizer": several(
+                {"type": "Prepend", "prepend": "▁"}, replace({"String": " "}, "▁")
+            ),
+            "post_processor": around([BEGIN, TEXT], [1]),
+        },
+        {
+            "normalizer": several(table(b"a", b"b" * 33), replace({"Regex": " {2,}"}, "▁")),
+            "pre_tokenizer": {"type": "Metaspace"},
+        },
+        *(
+            {
+                "normalizer": known.normalizer,
+                "pre_tokenizer": {"type": "Sequence", "pretokenizers": known.splits},
+            }
+            for known in BY_NAME.values()
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_published_models_do_is_not(content: dict[str, Any]) -> None:
     check_growth(PATH, content)
 
@@ -81,8 +91,11 @@ def test_an_expression_that_takes_too_long_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     content = json.loads(path.read_text())
     content["pre_tokenizer"] = {
-        "type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False,
-    }  # fmt: skip
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     path.write_text(json.dumps(content))
     found = Tokenizer.load(tmp_path)
     with pytest.raises(InputError, match="the tokenizer cannot read the text .*retry-limit"):

@@ -71,9 +71,15 @@ def test_rows_of_a_head_of_its_own_are_left_out(tmp_path: Path, tied: bool) -> N
 
 @pytest.mark.parametrize(
     ("drafts", "temperature", "verify"),
-    [(0, 0.0, "token"), (2, 0.0, "token"), (2, 1.0, "token"), (2, 1.0, "race"), (2, 1.0, "post"),
-     (2, 1.0, "naive")],
-)  # fmt: skip
+    [
+        (0, 0.0, "token"),
+        (2, 0.0, "token"),
+        (2, 1.0, "token"),
+        (2, 1.0, "race"),
+        (2, 1.0, "post"),
+        (2, 1.0, "naive"),
+    ],
+)
 def test_no_completion_draws_a_row_without_a_token(
     pair: tuple[Path, Path], drafts: int, temperature: float, verify: str
 ) -> None:

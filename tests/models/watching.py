@@ -29,9 +29,7 @@ class Watched:
         finally:
             session.party.supply = session.supply
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         self.units[correlation.name] += units
         assert self._session.supply.available(correlation) >= units
         return self._session.supply.take(correlation, units, fixed)

@@ -56,7 +56,8 @@ def as_server(tcp: TcpStream, context: ssl.SSLContext, timeout_s: float = 5.0) -
 
 
 def opened(relay: Relay, worker_port: int, door: Door = Door.MESSAGES) -> int:
-    """Open a relay's side of a worker that listens there; the port where it finds its peer's door.
+    """Open a relay's side of a worker that listens there; the port where it finds its peer's
+    door.
     """
     side = Loopback(dict.fromkeys(Door, worker_port))
     relay.open_worker_side(side)

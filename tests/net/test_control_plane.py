@@ -116,8 +116,10 @@ def test_both_compute_the_same_settings(provider: Provider) -> None:
     found = asked(provider, **fields)
     assert provider.agreed == [found]
     assert {k: v for k, v in found.items() if k != "session"} == {
-        "jobs": 1, "model.layers": 3, **fields
-    }  # fmt: skip
+        "jobs": 1,
+        "model.layers": 3,
+        **fields,
+    }
     assert asked(provider, **fields)["session"] != found["session"]
 
 
@@ -280,10 +282,13 @@ def test_a_request_of_any_bytes_is_none_or_compared(data: bytes) -> None:
 @given(
     st.dictionaries(
         st.text(max_size=80),
-        st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1)
-        | st.floats(allow_nan=False) | st.text(),
+        st.none()
+        | st.booleans()
+        | st.integers(-(1 << 63), (1 << 63) - 1)
+        | st.floats(allow_nan=False)
+        | st.text(),
     )
-)  # fmt: skip
+)
 def test_a_manifest_comes_back_as_it_was(manifest: Manifest) -> None:
     request = OpenRequest(manifest=control_plane._values(manifest))
     back = control_plane._manifest(OpenRequest.FromString(request.SerializeToString()).manifest)
@@ -312,12 +317,16 @@ def test_the_messages_are_those_of_their_description(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     subprocess.run(
         [
-            sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={root}",
-            f"--python_out={tmp_path}", f"--pyi_out={tmp_path}",
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            f"--proto_path={root}",
+            f"--python_out={tmp_path}",
+            f"--pyi_out={tmp_path}",
             str(root / "spu_llm/net/control.proto"),
         ],
         check=True,
-    )  # fmt: skip
+    )
     for name in ("control_pb2.py", "control_pb2.pyi"):
         assert (tmp_path / "spu_llm/net" / name).read_text() == (
             root / "spu_llm/net" / name

@@ -134,7 +134,8 @@ def closed(sock: socket.socket) -> bool:
 
 
 def test_a_client_is_met_among_strangers_of_its_own_address(
-    opened: Callable[..., Open], known: Callable[[str, str], Identity],
+    opened: Callable[..., Open],
+    known: Callable[[str, str], Identity],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(entrance, "PLACES", 8)
@@ -158,7 +159,8 @@ def test_a_client_is_met_among_strangers_of_its_own_address(
 
 
 def test_strangers_of_one_address_put_out_none_of_another(
-    opened: Callable[..., Open], known: Callable[[str, str], Identity],
+    opened: Callable[..., Open],
+    known: Callable[[str, str], Identity],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(entrance, "PLACES", 8)
@@ -173,7 +175,8 @@ def test_strangers_of_one_address_put_out_none_of_another(
 
 
 def test_whoever_is_late_or_says_too_much_goes(
-    opened: Callable[..., Open], known: Callable[[str, str], Identity],
+    opened: Callable[..., Open],
+    known: Callable[[str, str], Identity],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(entrance, "HANDSHAKE_S", 0.2)
@@ -227,7 +230,9 @@ def test_in_the_clear_a_byte_is_enough(opened: Callable[..., Open]) -> None:
 
 
 def test_another_identity_holds_for_whoever_comes_then(
-    opened: Callable[..., Open], known: Callable[[str, str], Identity], folders: Path,
+    opened: Callable[..., Open],
+    known: Callable[[str, str], Identity],
+    folders: Path,
     tmp_path: Path,
 ) -> None:
     """Who was met before stays; one that TLS cannot use replaces nothing."""

@@ -172,9 +172,7 @@ def _read(sock: socket.socket) -> int | None:
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("deed", FATAL)
-def test_a_fault_ends_both_sides(
-    known: tuple[Identity, Identity], deed: str, side: str
-) -> None:
+def test_a_fault_ends_both_sides(known: tuple[Identity, Identity], deed: str, side: str) -> None:
     toy = Toy(known, Fault(deed, side, 40, connection=0), SHORT_S)
     with contextlib.closing(toy):
         assert eventually(lambda: toy.wire.hit is not None)
@@ -194,7 +192,8 @@ def test_a_delay_ends_nothing(known: tuple[Identity, Identity]) -> None:
 
 
 class Sessions(RuleBasedStateMachine):
-    """Sessions one after the other and side by side, with faults anywhere, from the first byte on.
+    """Sessions one after the other and side by side, with faults anywhere, from the first byte
+    on.
     """
 
     identities: tuple[Identity, Identity]
@@ -254,8 +253,10 @@ def test_faults_in_any_order(known: tuple[Identity, Identity]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25, stateful_step_count=12, deadline=None,
+            max_examples=25,
+            stateful_step_count=12,
+            deadline=None,
             suppress_health_check=list(HealthCheck),
             phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink takes too long
         ),
-    )  # fmt: skip
+    )

@@ -46,13 +46,16 @@ def test_messages_pass_however_they_are_cut(
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET / HTTP/1.1\r\n", b"PRI * HTTP/2.0", b"\0", b"PRPX",
+        b"GET / HTTP/1.1\r\n",
+        b"PRI * HTTP/2.0",
+        b"\0",
+        b"PRPX",
         b"PRPC" + bytes(8),  # no header
         b"PRPC\0\0\0\5\0\0\0\6",  # longer than the whole
         b"PRPC" + (MAX_BODY + 1).to_bytes(4, "big") + b"\0\0\0\1",
         b"PRPC\xff\xff\xff\xff\xff\xff\xff\xff",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("before", [b"", message(b"h", b"rest")])
 def test_other_bytes_do_not(before: bytes, data: bytes) -> None:
     for cut in range(len(before) + 1):

@@ -17,9 +17,12 @@ names = st.text("abcdefghijklmnopqrstuvwxyz_.", min_size=1, max_size=12).filter(
     lambda name: not name.startswith(("model.", "request.")) and name not in OWN
 )
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**62), 2**62),
-    st.floats(allow_nan=False, allow_infinity=False), st.text("abc xyz", max_size=9),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**62), 2**62),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text("abc xyz", max_size=9),
+)
 
 
 def test_merged_settings_and_session_id() -> None:

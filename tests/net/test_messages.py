@@ -33,10 +33,18 @@ def ends() -> Iterator[Ends]:
 LARGE = MAX_PAYLOAD // 4 + 3
 
 
-@pytest.mark.parametrize("shapes", [
-    [(3, 4)], [()], [(0, 4)], [(2, 3), (5,), (0,), (1, 1, 2)], [(LARGE,)],
-    [(7,), (3, LARGE), (), (2, LARGE)],
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(3, 4)],
+        [()],
+        [(0, 4)],
+        [(2, 3), (5,), (0,), (1, 1, 2)],
+        [(LARGE,)],
+        [(7,), (3, LARGE), (), (2, LARGE)],
+    ],
+    ids=str,
+)
 def test_arrays_arrive_as_they_were(ends: Ends, shapes: list[tuple[int, ...]]) -> None:
     """Also several that fill more than a frame, and others after them."""
     source = np.random.default_rng(len(shapes))

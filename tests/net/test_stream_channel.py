@@ -273,9 +273,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 # ---- through relays
 
 
-def _relays(
-    bench: Bench, streams: tuple[ByteStream, ByteStream]
-) -> tuple[int, int]:
+def _relays(bench: Bench, streams: tuple[ByteStream, ByteStream]) -> tuple[int, int]:
     """The port of the provider's worker, as the client's and as the provider's reach it."""
     ports = []
     roles = ("client", "provider")

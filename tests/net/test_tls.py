@@ -33,9 +33,15 @@ DAY = datetime.timedelta(days=1)
 
 
 def party(
-    folder: Path, name: str, *, issuer: Path | None = None, ca: bool = False,
-    since: datetime.datetime = NOW - DAY, until: datetime.datetime = NOW + DAY, key: Any = None,
-) -> Path:  # fmt: skip
+    folder: Path,
+    name: str,
+    *,
+    issuer: Path | None = None,
+    ca: bool = False,
+    since: datetime.datetime = NOW - DAY,
+    until: datetime.datetime = NOW + DAY,
+    key: Any = None,
+) -> Path:
     """A directory like that of `identities.make`, of any validity, signed by `issuer` or itself."""
     key = key or ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -45,13 +51,17 @@ def party(
         signer = serialization.load_pem_private_key((issuer / KEY).read_bytes(), None)
         signed_by = x509.load_pem_x509_certificate((issuer / CERTIFICATE).read_bytes()).subject
     certificate = (
-        x509.CertificateBuilder().subject_name(subject).issuer_name(signed_by)
-        .public_key(key.public_key()).serial_number(x509.random_serial_number())
-        .not_valid_before(since).not_valid_after(until)
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(signed_by)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(since)
+        .not_valid_after(until)
         .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .sign(signer, hashes.SHA256())
-    )  # fmt: skip
+    )
     folder.mkdir()
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -68,9 +78,7 @@ def trusting(own: Path, *others: Path) -> Identity:
     return identities.load(own, trust)
 
 
-def meet(
-    client: Callable[[TcpStream], Any], provider: Callable[[TcpStream], Any]
-) -> list[Any]:
+def meet(client: Callable[[TcpStream], Any], provider: Callable[[TcpStream], Any]) -> list[Any]:
     """What both sides of a connection come to: a stream each, or an error."""
     found: list[Any] = [None, None]
     ends = _tcp_pair()
@@ -111,9 +119,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def both(
-    client: Identity, provider: Identity, host: str = "provider.example"
-) -> list[Any]:
+def both(client: Identity, provider: Identity, host: str = "provider.example") -> list[Any]:
     context = tls.server_context(provider)
 
     def serve(tcp: TcpStream) -> tls.TlsStream:
@@ -196,9 +202,7 @@ def test_a_certificate_out_of_its_time(
     with pytest.raises(InputError, match="expired on|is not valid before"):
         trusting(late, folders["authority"])
     trust = late / "trust.pem"
-    own = identities._described(
-        x509.load_pem_x509_certificate((late / CERTIFICATE).read_bytes())
-    )
+    own = identities._described(x509.load_pem_x509_certificate((late / CERTIFICATE).read_bytes()))
     pem = b"".join((late / name).read_bytes() for name in (CERTIFICATE, KEY))
     provider = Identity(late, own, trust, trust.read_text(), (), (own,), pem)
     found = both(trusting(folders["client of authority"], folders["authority"]), provider)

@@ -51,9 +51,11 @@ class Worker:
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", WORKER, str(theirs.fileno())],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
                 pass_fds=[theirs.fileno()],
-            )  # fmt: skip
+            )
         self.channel = own
 
     def say(self, line: str) -> None:

@@ -31,7 +31,7 @@ class Append:
 
 @dataclass(frozen=True)
 class Product:
-    """"rows" or "columns" of a version, by `count` queries of this seed."""
+    """ "rows" or "columns" of a version, by `count` queries of this seed."""
 
     kind: str
     version: int
@@ -101,9 +101,14 @@ def run(
         return products
 
     op = protocol_op(
-        "commands", reference=lambda x: x, two_party=two_party, owners=lambda x: [Owner.JOINT],
-        cost=lambda x: Cost(), functionality=Functionality(), simulate=lambda *_: View([], []),
-    )  # fmt: skip
+        "commands",
+        reference=lambda x: x,
+        two_party=two_party,
+        owners=lambda x: [Owner.JOINT],
+        cost=lambda x: Cost(),
+        functionality=Functionality(),
+        simulate=lambda *_: View([], []),
+    )
     outcome = run_op(op, Case((np.zeros((HEADS, CAP, D), np.int64),), ("public",)))
     return outcome, records
 

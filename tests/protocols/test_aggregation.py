@@ -67,9 +67,7 @@ def attended(
 
         query, keys, values = (own(CLIENT, x) for x in (QUERY, KEYS[:, cut:], VALUES[:, cut:]))
         k, v = own(PROVIDER, KEYS[:, :cut]), own(PROVIDER, VALUES[:, :cut])
-        return session.get(
-            session.call(function, query, keys, values, k, v, own(CLIENT, seen))
-        )
+        return session.get(session.call(function, query, keys, values, k, v, own(CLIENT, seen)))
 
     found, nothing = simulation.run(program)
     assert nothing is None

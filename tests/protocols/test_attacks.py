@@ -53,9 +53,10 @@ def ask_token(
     distributions[np.arange(count), drafts] = q
     of_provider = rng.integers(0, 2**31, count + 2).astype(np.int32)
     of_client = token.ClientInput(
-        np.array(drafts, np.int32), distributions,
+        np.array(drafts, np.int32),
+        distributions,
         token.Randomness(np.array(r, np.int32), np.zeros(2, np.int32)),
-    )  # fmt: skip
+    )
     provider = token.Randomness(of_provider[:count], of_provider[count:])
     return two_parties(simulation, name, weights * UNIT, of_client, provider)
 
@@ -246,8 +247,9 @@ def test_false_distributions_ask_and_force(simulation: Simulation) -> None:
     assert abs(low / ONE - SECRET) < 1e-4
     unlikely = np.stack([row_of([0.01, 0.9, 0.09, 0.0, 0.0, 0.0]), FLAT])
     distribution = np.array([1, ONE - 1, 0, 0, 0, 0])
-    assert all(ask_with_distribution(simulation, unlikely, 0, distribution, rng)[0] == 1 for _ in
-    range(6))
+    assert all(
+        ask_with_distribution(simulation, unlikely, 0, distribution, rng)[0] == 1 for _ in range(6)
+    )
 
 
 # ---- a provider that deviates
@@ -264,9 +266,12 @@ class Probe:
         self.chosen = np.zeros(CANDIDATES, bool)
         self.select = protocol_op(
             "select of a probing provider",
-            reference=select.reference, two_party=self._select, owners=select.owners,
-            cost=select.cost, simulate=select.simulate,
-        )  # fmt: skip
+            reference=select.reference,
+            two_party=self._select,
+            owners=select.owners,
+            cost=select.cost,
+            simulate=select.simulate,
+        )
 
     def _select(self, party: Party, table: Value, index: Value, **static: Any) -> Any:
         # Tables [drafts, vocab]; those of rows and of blocks have one dimension more.

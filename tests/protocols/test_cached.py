@@ -150,8 +150,11 @@ def repeated(commands: Sequence[Command], tile: int) -> int:
 
 
 ROLL_BACK: list[Command] = [
-    Append(0, 0, 2, 0), Product("rows", 1, 1, 1), Append(1, 1, 1, 2), Product("rows", 2, 1, 3),
-]  # fmt: skip
+    Append(0, 0, 2, 0),
+    Product("rows", 1, 1, 1),
+    Append(1, 1, 1, 2),
+    Product("rows", 2, 1, 3),
+]
 
 
 def _append_keeping_slots(party: Party, cache: Value, rows: Value, at: Value) -> Cached:

@@ -45,8 +45,9 @@ BOTH = SecureFunction(
     lambda a, b, base: reveal(
         choose_of_both(a, b, base, CHOICE), to=Owner.PUBLIC, label="place of the token"
     ),
-    (C, P, X), "choose of both",
-)  # fmt: skip
+    (C, P, X),
+    "choose of both",
+)
 
 
 def example(m: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -77,9 +78,13 @@ def run_secret(session: Any, given: tuple[np.ndarray, ...], function: Any = SECR
         return session.private(owner, lambda: x, x.shape, x.dtype)
 
     values = (
-        own(CLIENT, half.astype(np.float32)), own(PROVIDER, (wide - half).astype(np.float32)),
-        own(CLIENT, live), own(PROVIDER, units), own(PROVIDER, base), own(CLIENT, noise),
-    )  # fmt: skip
+        own(CLIENT, half.astype(np.float32)),
+        own(PROVIDER, (wide - half).astype(np.float32)),
+        own(CLIENT, live),
+        own(PROVIDER, units),
+        own(PROVIDER, base),
+        own(CLIENT, noise),
+    )
     return session.get(session.call(function, *values))
 
 
@@ -226,14 +231,16 @@ def test_what_a_token_takes() -> None:
         lambda x, live, public, base, noise: reveal(
             choose(x, live, public, base, noise, choice), to=Owner.PROVIDER, label="place"
         ),
-        (J, C, P, P, C), "token",
-    )  # fmt: skip
+        (J, C, P, P, C),
+        "token",
+    )
     both = SecureFunction(
         lambda a, b, base: reveal(
             choose_of_both(a, b, base, choice), to=Owner.PUBLIC, label="place"
         ),
-        (C, P, X), "token of both",
-    )  # fmt: skip
+        (C, P, X),
+        "token of both",
+    )
     assert (choice.span_bits, 2 * 7 * m, comparisons(choice, m)) == (29, 798, 97)
 
     demand, ahead = taken(secret, whole, shape((7,), np.bool_), own, own, own)

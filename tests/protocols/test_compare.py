@@ -25,10 +25,16 @@ from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
 
 # x_0 x_1 y_0 z_0 + x_1 y_1 + y_0 z_0 z_1 + 1 and y_0 y_1 + x_0 y_1 + z_1, of two bits x that the
 # client knows, two bits y that the provider knows, and two shared bits z.
-MIXED = gates.Gate("mixed", 2, 2, 2, (
-    frozenset(map(frozenset, ({0, 1, 2, 4}, {1, 3}, {2, 4, 5}, ()))),
-    frozenset(map(frozenset, ({2, 3}, {0, 3}, {5}))),
-))  # fmt: skip
+MIXED = gates.Gate(
+    "mixed",
+    2,
+    2,
+    2,
+    (
+        frozenset(map(frozenset, ({0, 1, 2, 4}, {1, 3}, {2, 4, 5}, ()))),
+        frozenset(map(frozenset, ({2, 3}, {0, 3}, {5}))),
+    ),
+)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
@@ -76,9 +82,12 @@ def test_less_than(data: Any, bits: int) -> None:
 def test_messages_and_bytes() -> None:
     """At most 8 messages for up to 24 bits (SPU: 36), and few bytes."""
     for count, bits, messages, per_value in (
-        (1000, 12, 6, 8.75), (1000, 16, 6, 11.75), (1000, 24, 6, 16.75), (1000, 64, 8, 49.75),
+        (1000, 12, 6, 8.75),
+        (1000, 16, 6, 11.75),
+        (1000, 24, 6, 16.75),
+        (1000, 64, 8, 49.75),
         (8000, 24, 8, 19.25),
-    ):  # fmt: skip
+    ):
         x = np.zeros(count, np.int64)
         outcome = run_op(sign, Case((x,), ("arith",), {"bits": bits}))
         traffic = outcome.traffic[CLIENT]
@@ -130,10 +139,18 @@ def test_sums_of_products_of_masks_are_those_that_the_polynomials_need() -> None
 
 @pytest.mark.parametrize(
     ("gate", "products"),
-    [(leaf(False), 3), (leaf(True), 2), (node(2, False), 2), (node(3, False), 7),
-     (node(4, False), 18), (node(3, True), 4), (node(4, True), 11), (all_of(7), 120)],
+    [
+        (leaf(False), 3),
+        (leaf(True), 2),
+        (node(2, False), 2),
+        (node(3, False), 7),
+        (node(4, False), 18),
+        (node(3, True), 4),
+        (node(4, True), 11),
+        (all_of(7), 120),
+    ],
     ids=lambda x: getattr(x, "name", None),
-)  # fmt: skip
+)
 def test_products_that_a_gate_takes(gate: gates.Gate, products: int) -> None:
     assert gates.recipe(gate).products == products
 
@@ -149,10 +166,11 @@ def test_shares_of_a_gate(gate: gates.Gate) -> None:
     dealt = deal(correlation, masks, Prg.from_os())
     opened = plain ^ np.concatenate([a ^ b for a, b in zip(*masks, strict=True)], axis=1).T
     found = [
-        gates._combine(gate, r, opened[None], np.concatenate(masks[r], axis=1).T[None],
-                       dealt[r][0].T[None])
+        gates._combine(
+            gate, r, opened[None], np.concatenate(masks[r], axis=1).T[None], dealt[r][0].T[None]
+        )
         for r in (CLIENT, PROVIDER)
-    ]  # fmt: skip
+    ]
     for i, output in enumerate(gate.outputs):
         products = [np.bitwise_and.reduce(plain[sorted(s)], axis=0) for s in output if s]
         wanted = np.bitwise_xor.reduce(products) ^ (~np.uint64(0) if frozenset() in output else 0)
@@ -165,9 +183,7 @@ class _ReusesUnits:
 
     source: Source
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         material = self.source.take(correlation, units, fixed)
         if not correlation.name.startswith("gate leaf"):
             return material
@@ -201,8 +217,16 @@ def test_units_that_serve_twice_in_one_message_are_noticed() -> None:
 
 def test_few_values_take_the_fewest_rounds() -> None:
     assert [len(levels(b - 1, 9)) for b in (2, 3, 12, 16, 24, 32, 33, 34, 64)] == [
-        0, 0, 2, 2, 2, 2, 2, 3, 3,
-    ]  # fmt: skip
+        0,
+        0,
+        2,
+        2,
+        2,
+        2,
+        2,
+        3,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("bits", [3, 11, 17, 23, 26, 31, 63])

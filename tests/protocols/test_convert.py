@@ -54,8 +54,10 @@ def test_one_prepared_bit_serves_both_uses_exactly() -> None:
     """All values of both masks and both opened bits: the sum of the shares is the meaning."""
     for c in (0, 1):
         for p in (0, 1):
-            masks = [[np.array([c], np.uint64), np.zeros(1, np.uint64)],
-                     [np.zeros(1, np.uint64), np.array([p], np.uint64)]]  # fmt: skip
+            masks = [
+                [np.array([c], np.uint64), np.zeros(1, np.uint64)],
+                [np.zeros(1, np.uint64), np.array([p], np.uint64)],
+            ]
             (w_c,), (w_p,) = deal(BITS, masks, Prg.from_os())
             own = np.array([c], np.uint64), np.array([p], np.uint64)
             for d in (0, 1):

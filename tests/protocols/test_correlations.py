@@ -46,9 +46,12 @@ def check(correlation: Correlation, both: list[Material], fixed: Factor | None =
         for part, a, b in zip(correlation.masks, both[0].masks, both[1].masks, strict=True)
     ]
     for part, a, b, expected in zip(
-        correlation.results, both[0].results, both[1].results,
-        evaluate(correlation, masks, fixed), strict=True,
-    ):  # fmt: skip
+        correlation.results,
+        both[0].results,
+        both[1].results,
+        evaluate(correlation, masks, fixed),
+        strict=True,
+    ):
         np.testing.assert_array_equal(a ^ b if part.form is Form.BOOL else a + b, expected)
 
 

@@ -106,8 +106,7 @@ def test_any_words(values: list[int]) -> None:
 def _modelled(x: Sequence[np.ndarray], top: Sequence[np.ndarray], bits: int, **static: Any) -> Any:
     """The op's exact result for these shares of x and of what is compared."""
     inputs = [
-        [Arith(words, np.dtype(np.int64), 0) for words in pair]
-        for pair in zip(x, top, strict=True)
+        [Arith(words, np.dtype(np.int64), 0) for words in pair] for pair in zip(x, top, strict=True)
     ]
     return model(inputs, Prg.from_os(), bits=bits, **static)[0]
 
@@ -188,8 +187,9 @@ def _as_shared(function: Any, name: str, x: np.ndarray) -> Any:
     """A program of `function` on x [rows, n], of which each party brings a half."""
     secure = SecureFunction(
         lambda a, b: reveal(function(a + b), to=Owner.CLIENT, label=name),
-        (Owner.CLIENT, Owner.PROVIDER), name,
-    )  # fmt: skip
+        (Owner.CLIENT, Owner.PROVIDER),
+        name,
+    )
 
     def program(session: PartySession) -> Any:
         halves = [session.private(r, lambda: x / 2, x.shape, np.float32) for r in (0, 1)]

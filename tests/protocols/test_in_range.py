@@ -35,10 +35,11 @@ class TestRequire(OpContract):
     masks = False
     cases = [
         Case(
-            (np.array(False), np.array([0, 0]), WORDS), ("public", "arith", "arith"),
+            (np.array(False), np.array([0, 0]), WORDS),
+            ("public", "arith", "arith"),
             {"sites": ("first", "second")},
         )
-    ]  # fmt: skip
+    ]
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=70))

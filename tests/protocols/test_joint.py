@@ -27,8 +27,6 @@ class TestJointWords(OpContract):
     cases = [Case((INTEGERS, INTEGERS[::-1]), OWNERS)]
 
 
-
-
 class TestJointFraction(OpContract):
     op = joint_fraction
     nothing_to_compare = "each party brings one of the two inputs"

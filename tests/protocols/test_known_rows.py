@@ -126,9 +126,14 @@ def run(products: Products, tile: int, zero: bool = False) -> tuple[Outcome, lis
         return made
 
     op = protocol_op(
-        "products", reference=lambda x: x, two_party=two_party, owners=lambda x: [Owner.JOINT],
-        cost=lambda x: Cost(), functionality=Functionality(), simulate=lambda *_: View([], []),
-    )  # fmt: skip
+        "products",
+        reference=lambda x: x,
+        two_party=two_party,
+        owners=lambda x: [Owner.JOINT],
+        cost=lambda x: Cost(),
+        functionality=Functionality(),
+        simulate=lambda *_: View([], []),
+    )
     rows = np.zeros_like(WHOLE) if zero else WHOLE
     return run_op(op, Case((rows,), ("provider",))), costs
 

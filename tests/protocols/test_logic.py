@@ -32,9 +32,9 @@ class TestAndBits(OpContract):
 class TestPrefixOr(ComposedContract):
     op = prefix_or
     elementwise = False
-    cases = [
-        Case((np.eye(n, dtype=bool)[:, ::-1],), ("bool1",)) for n in (1, 2, 4, 5, 9)
-    ] + [Case((np.zeros((2, 3), bool),), ("client",))]
+    cases = [Case((np.eye(n, dtype=bool)[:, ::-1],), ("bool1",)) for n in (1, 2, 4, 5, 9)] + [
+        Case((np.zeros((2, 3), bool),), ("client",))
+    ]
 
 
 @given(st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2), min_size=1, max_size=9))

@@ -119,7 +119,7 @@ def test_too_many_bits_are_refused(form: str, drop: int, bits: int) -> None:
 
 
 def test_units_and_back() -> None:
-    x = np.array([1.5, -2.0**-18, 0.1, -8191.75], np.float32)
+    x = np.array([1.5, -(2.0**-18), 0.1, -8191.75], np.float32)
     np.testing.assert_array_equal(in_units(x, bits=33), np.round(x * 2.0**FRAC_BITS))
     with pytest.raises(ValueError, match="give 1 to that"):
         run_op(in_units, Case((WIDE,), ("arith20",), {"bits": 21}))

@@ -197,7 +197,10 @@ def test_a_word_at_an_edge_takes_more() -> None:
     law, k = Gumbel.of(7), 4
     edge = -math.expm1(-math.exp(-k / 7))  # 1 - P(X <= k)
     word = int(edge * 2**64)
-    near = [law.sample(Words([w, rest, 0]), (1,))[0]
-            for w in range(word - 4096, word + 4097, 256) for rest in (0, 2**64 - 1)]  # fmt: skip
+    near = [
+        law.sample(Words([w, rest, 0]), (1,))[0]
+        for w in range(word - 4096, word + 4097, 256)
+        for rest in (0, 2**64 - 1)
+    ]
     assert set(near) == {k, k + 1} and near == sorted(near, reverse=True)
     assert law.sample(Words([0, 0, 0, 2**40, 5]), (1,))[0] == law.high

@@ -60,12 +60,17 @@ def _held(x: np.ndarray) -> np.ndarray:
 
 
 # All pieces and thresholds, what lies next to these, and far away.
-GRID = np.concatenate([
-    np.linspace(-10, 10, 161),
-    *(np.array(f.thresholds)[:, None] / 16 + [-2 * UNIT, 0, 2 * UNIT, 1 / 16]
-      for f in PIECES.values()),
-    [-246.0, 246.0],
-], axis=None)  # fmt: skip
+GRID = np.concatenate(
+    [
+        np.linspace(-10, 10, 161),
+        *(
+            np.array(f.thresholds)[:, None] / 16 + [-2 * UNIT, 0, 2 * UNIT, 1 / 16]
+            for f in PIECES.values()
+        ),
+        [-246.0, 246.0],
+    ],
+    axis=None,
+)
 GRID = _held(GRID)
 RANGE = {"low": 2.0**-4, "high": 2.0**6}
 IN_RANGE = _held(np.geomspace(2.0**-4, 2.0**6 * 0.999, 64))
@@ -120,8 +125,11 @@ def _allowed(function: Quadratics) -> float:
 
 FUNCTIONS = {
     "gelu": Function(
-        gelu, lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))), GRID,
-        messages=10, error=_allowed(GELU[6]),
+        gelu,
+        lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+        GRID,
+        messages=10,
+        error=_allowed(GELU[6]),
     ),
     "silu": Function(
         silu, lambda x: x / (1 + np.exp(-x)), GRID, messages=10, error=_allowed(PIECES["silu"])
@@ -133,15 +141,25 @@ FUNCTIONS = {
         lambda x: rsqrt(x, **RANGE)[0], lambda x: x**-0.5, IN_RANGE, messages=12, relative=2e-4
     ),
     "rms_norm": Function(
-        lambda x: rms_norm(x, epsilon=EPSILON, gain=2.0)[0], lambda x: 2 * _normed(x), ROWS,
-        messages=18, relative=9e-4,
+        lambda x: rms_norm(x, epsilon=EPSILON, gain=2.0)[0],
+        lambda x: 2 * _normed(x),
+        ROWS,
+        messages=18,
+        relative=9e-4,
     ),
     "softmax": Function(
-        lambda x: softmax_of_product(x * 2.0**FRAC_BITS), _softmax, SCORES,
-        messages=48, relative=4e-4,
+        lambda x: softmax_of_product(x * 2.0**FRAC_BITS),
+        _softmax,
+        SCORES,
+        messages=48,
+        relative=4e-4,
     ),
     "times": Function(
-        lambda x: times(x, x + x), lambda x: 2 * x * x, GRID, messages=4, error=UNIT,
+        lambda x: times(x, x + x),
+        lambda x: 2 * x * x,
+        GRID,
+        messages=4,
+        error=UNIT,
         relative=2.0**-23,  # of float32
     ),
     "rotate": Function(
@@ -150,15 +168,16 @@ FUNCTIONS = {
     "rotate, hidden": Function(
         lambda x: _rotate(x, hidden=True), _rotated, HEADS, messages=4, error=ROUNDED
     ),
-}  # fmt: skip
+}
 
 
 def _opened(fn: Callable[..., Any]) -> SecureFunction:
     """fn of shared x, of which each party brings a half."""
     return SecureFunction(
         lambda a, b: reveal(fn(a + b), to=Owner.CLIENT, label="y"),
-        (Owner.CLIENT, Owner.PROVIDER), "nonlinear",
-    )  # fmt: skip
+        (Owner.CLIENT, Owner.PROVIDER),
+        "nonlinear",
+    )
 
 
 def _halves(session: PartySession, x: np.ndarray) -> list[Any]:
@@ -177,9 +196,10 @@ def _secure(simulation: Simulation, fn: Callable[..., Any], x: np.ndarray) -> tu
         mark = len(session.meter.entries)
         out = session.call(function, *halves)
         entries = [
-            e for e in session.meter.entries[mark:]
+            e
+            for e in session.meter.entries[mark:]
             if e.traffic.messages and e.kind != "pool" and e.name != "reveal"
-        ]  # fmt: skip
+        ]
         return session.get(out), entries
 
     result, entries = simulation.run(program)[CLIENT]
@@ -430,8 +450,9 @@ def test_scores_that_one_party_hides_weigh_nothing(simulation: Simulation, enoug
 
     function = SecureFunction(
         lambda z, visible: reveal(weights(z, visible), to=Owner.CLIENT, label="test"),
-        (Owner.PROVIDER, Owner.CLIENT), f"hidden by the client, {bits} bits",
-    )  # fmt: skip
+        (Owner.PROVIDER, Owner.CLIENT),
+        f"hidden by the client, {bits} bits",
+    )
 
     def program(session: Any) -> Any:
         z = session.private(PROVIDER, np.asarray, scores.shape, np.float32, scores.astype("f"))

@@ -20,9 +20,12 @@ VOCAB, DRAFTS = 3, 2
 GRID = 12
 Q = np.array([[2, 1, 1], [0, 3, 1]]) / 4
 P = {  # by what was emitted before
-    (): (1, 1, 2), (0,): (4, 0, 0), (1,): (2, 2, 0), (2,): (1, 2, 1),
+    (): (1, 1, 2),
+    (0,): (4, 0, 0),
+    (1,): (2, 2, 0),
+    (2,): (1, 2, 1),
     **{(a, b): (1, a, 3 - a) for a in range(3) for b in range(3)},
-}  # fmt: skip
+}
 
 
 def logits_of(text: tuple[int, ...]) -> np.ndarray:
@@ -96,9 +99,7 @@ def test_nothing_else_is_drawn_than_sampling_leaves(sampling: Sampling) -> None:
     allowed = wanted(sampling)
     found: Counter[int] = Counter()
     for text, chance in emitted(sampling):
-        assert all(
-            sampling.distribution(logits_of(text[:i]))[t] > 0 for i, t in enumerate(text)
-        )
+        assert all(sampling.distribution(logits_of(text[:i]))[t] > 0 for i, t in enumerate(text))
         found[text[0]] += chance
     np.testing.assert_allclose(
         [found[t] for t in range(VOCAB)], allowed.sum(axis=(1, 2)), atol=1e-12

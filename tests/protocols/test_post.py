@@ -36,9 +36,7 @@ VOCAB = 3
 # ---- the distribution, by enumeration
 
 
-def chains(
-    seed: int, sampling: Sampling = Sampling(), certain: bool = False  # noqa: B008
-) -> tuple[Any, Any]:
+def chains(seed: int, sampling: Sampling = Sampling(), certain: bool = False) -> tuple[Any, Any]:
     """p(. | prefix) and q(. | prefix): a fresh random distribution for every prefix; all of a
     `certain` draft's is one token's.
     """
@@ -53,8 +51,10 @@ def chains(
             tables[key] = law
         return tables[key]
 
-    return (lambda prefix: conditional("p", prefix),
-            lambda prefix: sampling.restricted(conditional("q", prefix)))  # fmt: skip
+    return (
+        lambda prefix: conditional("p", prefix),
+        lambda prefix: sampling.restricted(conditional("q", prefix)),
+    )
 
 
 @pytest.mark.parametrize("certain", [False, True])
@@ -144,9 +144,13 @@ def middle(p: np.ndarray, x: int) -> float:
 
 
 def resolved(
-    outcome: Outcome, drafted: tuple[int, ...], q: np.ndarray, sampling: Sampling, k: int,
+    outcome: Outcome,
+    drafted: tuple[int, ...],
+    q: np.ndarray,
+    sampling: Sampling,
+    k: int,
     uniforms: list[float],
-) -> int:  # fmt: skip
+) -> int:
     left = list(uniforms)
     found, token = Post(sampling).resolve(outcome, drafted, q, lambda: left.pop(0))
     assert (found, left) == (k, [])
@@ -180,7 +184,8 @@ def test_token_of_zero_encoded_probability_is_rejected() -> None:
 
 
 PLAIN = SecureFunction(
-    of_one_lane(lambda w, m: post.verify(w, m, Sampling())[0]), (Owner.PROVIDER, Owner.CLIENT),
+    of_one_lane(lambda w, m: post.verify(w, m, Sampling())[0]),
+    (Owner.PROVIDER, Owner.CLIENT),
     "plain rows",
 )
 SESSION = PlaintextSession()
@@ -240,9 +245,7 @@ def test_two_parties_reject_and_select_by_the_integer_rule(
     assert set(firsts) == {0, 1, 2}
     # All of them side by side.
     weights, inputs, rejected = (list(each) for each in zip(*steps, strict=True))
-    client, _ = two_parties(
-        simulation, name, np.stack(weights) * UNIT, side_by_side(inputs), None
-    )
+    client, _ = two_parties(simulation, name, np.stack(weights) * UNIT, side_by_side(inputs), None)
     np.testing.assert_array_equal(client.outcome.rejected, rejected)
     chosen = [rows[k] for rows, k in zip(weights, firsts, strict=True)]
     np.testing.assert_array_equal(np.rint(client.outcome.row / UNIT), chosen)
@@ -251,10 +254,12 @@ def test_two_parties_reject_and_select_by_the_integer_rule(
 @pytest.mark.parametrize(
     ("name", "sampling"),
     [
-        ("top-k", Sampling(1.0, 3)), ("top-k all", Sampling(1.0, 10**9)),
-        ("top-p", Sampling(1.0, 0, 0.8)), ("both", Sampling(1.0, 4, 0.8)),
+        ("top-k", Sampling(1.0, 3)),
+        ("top-k all", Sampling(1.0, 10**9)),
+        ("top-p", Sampling(1.0, 0, 0.8)),
+        ("both", Sampling(1.0, 4, 0.8)),
     ],
-)  # fmt: skip
+)
 def test_two_parties_cut_as_plaintext_does(
     simulation: Simulation, name: str, sampling: Sampling
 ) -> None:
@@ -316,8 +321,9 @@ def test_bytes_of_a_step_at_full_vocabulary(simulation: Simulation) -> None:
     vocab, count = 32000, 8
     verify = SecureFunction(
         of_one_lane(lambda w, of_client: post.verify(w, of_client, Sampling(), naive=False)),
-        (Owner.JOINT, Owner.CLIENT), "post at full vocabulary",
-    )  # fmt: skip
+        (Owner.JOINT, Owner.CLIENT),
+        "post at full vocabulary",
+    )
     weights = jax.ShapeDtypeStruct((count + 1, vocab), np.float32)
     of_client = Post(Sampling()).client_shapes(count, vocab)
     costs = simulation.run(lambda session: session.demand(verify, weights, of_client)[0].cost)

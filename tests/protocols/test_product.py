@@ -159,9 +159,14 @@ def words_of(outcome: Outcome) -> np.ndarray:
 def test_shift_is_what_the_reference_says(op: ProtocolOp, shift: int | None) -> None:
     """Within a unit of the floats' meaning, product 2^(18 - shift); exact without truncation."""
     rng = np.random.default_rng(1)
-    shapes = {multiply: ((6,),) * 2, square: ((6,),), sum_squares: ((3, 4),),
-              scale_rows: ((3, 4), (3,)), matmul: ((2, 3, 4), (2, 4, 5)),
-              linear: ((3, 4), (4, 5))}[op]  # fmt: skip
+    shapes = {
+        multiply: ((6,),) * 2,
+        square: ((6,),),
+        sum_squares: ((3, 4),),
+        scale_rows: ((3, 4), (3,)),
+        matmul: ((2, 3, 4), (2, 4, 5)),
+        linear: ((3, 4), (4, 5)),
+    }[op]
     inputs = tuple(rng.integers(-(2**20), 2**20, s) / 2.0**FRAC_BITS for s in shapes)
     forms = ("client", "provider")[: len(inputs)]
     static: dict[str, Any] = {"shift": shift} | ({"label": "w"} if op is linear else {})
@@ -172,8 +177,9 @@ def test_shift_is_what_the_reference_says(op: ProtocolOp, shift: int | None) -> 
     cost = op.cost(*outcome.inputs[CLIENT], **static)
     assert sum(t.sent_messages for t in outcome.traffic) == cost.messages
     assert [t.sent_bytes for t in outcome.traffic] == [
-        cost.client_to_provider, cost.provider_to_client
-    ]  # fmt: skip
+        cost.client_to_provider,
+        cost.provider_to_client,
+    ]
 
 
 def test_scaling_rows_opens_a_factor_once() -> None:

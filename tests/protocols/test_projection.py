@@ -52,8 +52,10 @@ def passing(x: np.ndarray, limit: Bound) -> np.ndarray:
 
 WIDTHS = [
     *((width, LONGEST) for width in (8, 64, 256, 768, 4096)),
-    (24, 4.0), (1536, 512.0), (768, 2.0**13),
-]  # fmt: skip
+    (24, 4.0),
+    (1536, 512.0),
+    (768, 2.0**13),
+]
 
 
 @pytest.mark.parametrize(("width", "longest"), WIDTHS)

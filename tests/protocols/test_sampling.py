@@ -33,10 +33,11 @@ class TestReject(ComposedContract):
         # p just below q at the smallest r, p = q at the largest.
         Case(
             tuple(np.array(c) for c in ([24, 25], [100] * 2, [4] * 2, [0, 7])),
-            (f"arith{W.chosen}", "arith", "client", form), {"widths": W},
+            (f"arith{W.chosen}", "arith", "client", form),
+            {"widths": W},
         )
         for form in ("arith", "client")
-    ]  # fmt: skip
+    ]
 
     @pytest.mark.slow
     def test_each_broken_correlation_is_caught(self) -> None:
@@ -60,10 +61,11 @@ class TestLocate(ComposedContract):
     fresh = True
     cases = [
         Case(
-            (np.array([[3, 1], [1, 3]]), np.array([31, 0])), ("arith", "arith"),
+            (np.array([[3, 1], [1, 3]]), np.array([31, 0])),
+            ("arith", "arith"),
             {"draw": 5, "total": 4},
         )
-    ]  # fmt: skip
+    ]
 
 
 # ---- the rules, over their whole range
@@ -83,8 +85,9 @@ def test_reject_is_the_integer_rule(data: Any, total: int) -> None:
         rows.append((w, z, q, data.draw(st.integers(0, 2**widths.accept - 1))))
     w_, z_, q_, r_ = (np.array(c, np.int64) for c in zip(*rows, strict=True))
     form = data.draw(st.sampled_from(["arith", f"arith{widths.chosen}"]))
-    found = result(reject, Case((w_, z_, q_, r_), (form, "arith", "client", "arith"),
-                                {"widths": widths}))  # fmt: skip
+    found = result(
+        reject, Case((w_, z_, q_, r_), (form, "arith", "client", "arith"), {"widths": widths})
+    )
     expected = [(2 * r + 1) * q * z >= w << widths.scale for w, z, q, r in rows]
     np.testing.assert_array_equal(found.astype(bool), expected)
     for (w, z, q, _), rejected in zip(rows, expected, strict=True):
@@ -156,8 +159,11 @@ def test_one_token_follows_the_weights(seed: int) -> None:
     assert sum(distribution) == 1
     bound = Fraction(1, 2 ** (widths.accept + 1)) + Fraction(3, 2**widths.draw)
     for x in range(3):
-        assert abs(distribution[x] - Fraction(int(w[x]), int(w.sum()))) <= bound, (w, q,
-        distribution)
+        assert abs(distribution[x] - Fraction(int(w[x]), int(w.sum()))) <= bound, (
+            w,
+            q,
+            distribution,
+        )
 
 
 def one_token_distribution(w: np.ndarray, q: np.ndarray, widths: Widths) -> list[Fraction]:

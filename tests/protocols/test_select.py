@@ -101,10 +101,15 @@ class TestSelectInANarrowRing(OpContract):
 
 
 SIZES = [
-    *(case((5, n, *rest), "arith", bits)
-      for n in (1, 2, 3, 5, 16) for rest in ((), (3,)) for bits in (64, 24, 8)),
+    *(
+        case((5, n, *rest), "arith", bits)
+        for n in (1, 2, 3, 5, 16)
+        for rest in ((), (3,))
+        for bits in (64, 24, 8)
+    ),
     *(case((5, 16), form) for form in ("degenerate", "provider", "client", "public")),
-    case((3, 6), "arith24", 24), Case(case((3, 6), "", 24).inputs, ("arith24", "client")),
+    case((3, 6), "arith24", 24),
+    Case(case((3, 6), "", 24).inputs, ("arith24", "client")),
     case((9, 100), "arith", 33),
     case((2, 3, 2, 40), "provider", 12),
     Case((RNG.integers(0, 2, (4, 7)).astype(bool), np.array([0, 6, 3, 3])), ("provider", "client")),
@@ -113,7 +118,7 @@ SIZES = [
     Case((np.zeros((0, 4), np.int64), np.zeros(0, np.int32)), ("arith", "client")),
     Case((np.zeros((2, 4, 0), np.int64), np.zeros(2, np.int32)), ("arith", "client")),
     Case((np.arange(12).reshape(3, 4), np.array([0, 3, 1], np.int32)), ("arith", "client")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -393,9 +398,13 @@ def test_a_later_an_own_or_a_recorded_message_is_no_message(victim: int) -> None
 def test_wrong_sizes_are_noticed_without_a_seal() -> None:
     for victim in (CLIENT, PROVIDER):
         with pytest.raises(WireError, match="bytes, expected"):
-            run_op(select, case((4, 8)), wrap=lambda rank, channel, v=victim: (
-                Meddler(channel, lambda n, came: came[n][:-1]) if rank == v else channel
-            ))  # fmt: skip
+            run_op(
+                select,
+                case((4, 8)),
+                wrap=lambda rank, channel, v=victim: (
+                    Meddler(channel, lambda n, came: came[n][:-1]) if rank == v else channel
+                ),
+            )
 
 
 # ---- between real parties

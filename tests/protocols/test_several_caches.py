@@ -35,18 +35,14 @@ class TestTimesRows(OpContract):
     op = times_rows
     fresh = True
     elementwise = False
-    cases = [
-        Case((X[:, :1, :1], ROWS[:, :1, :1], OTHERS[..., :1]), FORMS, ONE),
-    ]
+    cases = [Case((X[:, :1, :1], ROWS[:, :1, :1], OTHERS[..., :1]), FORMS, ONE)]
 
 
 class TestTimesColumns(OpContract):
     op = times_columns
     fresh = True
     elementwise = False
-    cases = [
-        Case((WEIGHTS[:, :1], ROWS[:, :1, :1], OTHERS[..., :1]), FORMS, ONE),
-    ]
+    cases = [Case((WEIGHTS[:, :1], ROWS[:, :1, :1], OTHERS[..., :1]), FORMS, ONE)]
 
 
 NOTHING = np.zeros((HEADS, 0, D), np.int64)
@@ -57,10 +53,13 @@ class TestRowsOfSeveral(ComposedContract):
     fresh = True
     elementwise = False
     cases = [
-        Case((X % 8 * 8, OTHERS % 5, ROWS % 5), ("client", "arith", "provider"),
-             {"tile": 2, "shift": 3}),
+        Case(
+            (X % 8 * 8, OTHERS % 5, ROWS % 5),
+            ("client", "arith", "provider"),
+            {"tile": 2, "shift": 3},
+        ),
         Case((X, NOTHING, ROWS), ("arith", "provider", "arith"), {"tile": 2}),
-    ]  # fmt: skip
+    ]
 
     @pytest.mark.slow
     def test_each_broken_correlation_is_caught(self) -> None:
@@ -75,10 +74,13 @@ class TestColumnsOfSeveral(ComposedContract):
     fresh = True
     elementwise = False
     cases = [
-        Case((THREE % 8 * 8, OTHERS % 5, ROWS % 5), ("client", "arith", "provider"),
-             {"tile": 2, "shift": 3}),
+        Case(
+            (THREE % 8 * 8, OTHERS % 5, ROWS % 5),
+            ("client", "arith", "provider"),
+            {"tile": 2, "shift": 3},
+        ),
         Case((WEIGHTS, NOTHING, ROWS), ("arith", "arith", "provider"), {"tile": 2}),
-    ]  # fmt: skip
+    ]
 
     @pytest.mark.slow
     def test_each_broken_correlation_is_caught(self) -> None:
@@ -120,10 +122,12 @@ def _bare(party: Party, *values: Value, of: str, op: Any, **static: Any) -> list
 @pytest.mark.parametrize(
     ("contract", "of"),
     [
-        (TestTimesRows, "known products"), (TestTimesRows, "cached products"),
-        (TestTimesColumns, "weighted known"), (TestTimesColumns, "weighted cached"),
+        (TestTimesRows, "known products"),
+        (TestTimesRows, "cached products"),
+        (TestTimesColumns, "weighted known"),
+        (TestTimesColumns, "weighted cached"),
     ],
-)  # fmt: skip
+)
 def test_words_without_a_mask_of_their_own_are_noticed(contract: Any, of: str) -> None:
     """Though what stands beside them in the message is masked."""
     broken = contract()
@@ -141,11 +145,13 @@ WHOLE = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, (HEADS, KNOWN, D)
 # Which of the two are multiplied with (both, in one call), what kind of product, and queries; or
 # rows appended, and how many.
 CALLS = st.lists(
-    st.tuples(st.sampled_from(["known", "cached", "both"]), st.sampled_from(list(OPS)),
-              st.integers(0, 4))
+    st.tuples(
+        st.sampled_from(["known", "cached", "both"]), st.sampled_from(list(OPS)), st.integers(0, 4)
+    )
     | st.tuples(st.just("append"), st.integers(0, CAP - 1), st.just(1)),
-    min_size=1, max_size=8,
-)  # fmt: skip
+    min_size=1,
+    max_size=8,
+)
 
 
 def _plain(i: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -190,10 +196,14 @@ def _run(calls: Any, tile: int, zero: bool = False) -> tuple[Any, list[Cost], li
         return made
 
     op = protocol_op(
-        "calls", reference=lambda x, y: x, two_party=two_party,
-        owners=lambda *_: [Owner.JOINT] * len(wanted), cost=lambda x, y: Cost(),
-        functionality=Functionality(), simulate=lambda *_: View([], []),
-    )  # fmt: skip
+        "calls",
+        reference=lambda x, y: x,
+        two_party=two_party,
+        owners=lambda *_: [Owner.JOINT] * len(wanted),
+        cost=lambda x, y: Cost(),
+        functionality=Functionality(),
+        simulate=lambda *_: View([], []),
+    )
     rows, empty = np.zeros_like(WHOLE) if zero else WHOLE, np.zeros((HEADS, CAP, D), np.int64)
     return run_op(op, Case((rows, empty), ("provider", "public"))), costs, wanted
 

@@ -57,8 +57,10 @@ def chains(seed: int, certain: bool = False) -> tuple[Any, Any]:
             tables[key] = rng.multinomial(total, law)
         return tables[key]
 
-    return (lambda prefix: conditional("w", prefix, 400),
-            lambda prefix: conditional("q", prefix, 2**SMALL.draft))  # fmt: skip
+    return (
+        lambda prefix: conditional("w", prefix, 400),
+        lambda prefix: conditional("q", prefix, 2**SMALL.draft),
+    )
 
 
 @pytest.mark.parametrize("certain", [False, True])
@@ -132,8 +134,9 @@ def drawn_token(w: np.ndarray, q: np.ndarray) -> list[Fraction]:
         if blocks[b]:
             counts = places(inside)
             for i, x in enumerate(range(2 * b, min(VOCAB, 2 * b + 2))):
-                distribution[x] += Fraction(int(blocks[b]), u.size) * Fraction(int(counts[i]),
-                u.size)
+                distribution[x] += Fraction(int(blocks[b]), u.size) * Fraction(
+                    int(counts[i]), u.size
+                )
     return distribution
 
 
@@ -208,9 +211,7 @@ def test_without_drafts(simulation: Simulation) -> None:
 def test_openings(simulation: Simulation, name: str) -> None:
     rng = np.random.default_rng(6)
     step = random_step(rng, drafts=2, vocab=6)
-    client, provider = two_parties(
-        simulation, name, step.weights * UNIT, *token_inputs(step, rng)
-    )
+    client, provider = two_parties(simulation, name, step.weights * UNIT, *token_inputs(step, rng))
     assert client.openings == provider.openings
     to_both = {(o.learner, o.label, o.count, o.bits) for o in client.openings}
     tokens = {("client", "block of the token", 2, 1), ("client", "place of the token", 3, 1)}
@@ -251,8 +252,10 @@ def test_draws_with_the_randomness_of_both_follow_the_private_model() -> None:
         of_client = verifier.client_input([draft], q[None], 0, streams)
         of_provider = verifier.provider_input(1, vocab, provider)
         same = [r._replace(draw=r.draw[:1].repeat(2)) for r in (of_client.randomness, of_provider)]
-        for tally, m, t in ((counts, of_client, of_provider),
-                            (broken, of_client._replace(randomness=same[0]), same[1])):  # fmt: skip
+        for tally, m, t in (
+            (counts, of_client, of_provider),
+            (broken, of_client._replace(randomness=same[0]), same[1]),
+        ):
             k, x = verifier.resolve(verify(weights, m, t), [draft], q[None], float)
             tally[draft if k else x] += 1
     assert chi_square_p(counts, p) > 1e-6
@@ -326,8 +329,9 @@ def test_distribution_from_logits_at_a_full_vocabulary(simulation: Simulation) -
     half = np.random.default_rng(1).normal(0, 5, logits.shape).astype(np.float32)
     function = SecureFunction(
         lambda a, b: reveal(hidden_weights((a + b)[None]), to=Owner.CLIENT, label="test"),
-        (Owner.CLIENT, Owner.PROVIDER), "weights of a row",
-    )  # fmt: skip
+        (Owner.CLIENT, Owner.PROVIDER),
+        "weights of a row",
+    )
 
     def program(session: PartySession) -> Any:
         a = session.private(CLIENT, lambda: half, half.shape, np.float32)

@@ -135,8 +135,11 @@ BATCHES = st.builds(Batch, st.integers(1, 5), st.integers(1, 40), st.integers(1,
 
 @given(BATCHES, st.data())
 def test_client_has_the_pad_of_its_entry_and_of_no_other(batch: Batch, data: Any) -> None:
-    choice = np.array(data.draw(st.lists(st.integers(0, batch.entries - 1), min_size=batch.rows,
-                                         max_size=batch.rows)))  # fmt: skip
+    choice = np.array(
+        data.draw(
+            st.lists(st.integers(0, batch.entries - 1), min_size=batch.rows, max_size=batch.rows)
+        )
+    )
     pairs, _ = dealt(batch)
     pads = every_pad(batch, pairs)
     own = own_pads(TweakedHash(KEY), batch, choice, chosen_keys(pairs, choice))
@@ -168,8 +171,11 @@ def slow_pad(batch: Batch, pairs: list[np.ndarray], row: int, entry: int) -> byt
     return xor(stream(range(low, batch.bits), i, (0, 2), j), stream(range(low), j, (1, 3), i))
 
 
-@pytest.mark.parametrize("batch", [Batch(2, 1, 5), Batch(2, 2, 8), Batch(2, 5, 3), Batch(2, 16, 20),
-                                   Batch(1, 23, 16)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "batch",
+    [Batch(2, 1, 5), Batch(2, 2, 8), Batch(2, 5, 3), Batch(2, 16, 20), Batch(1, 23, 16)],
+    ids=str,
+)
 def test_pads_are_as_defined(batch: Batch) -> None:
     pairs, _ = dealt(batch)
     pads = every_pad(batch, pairs)
@@ -187,8 +193,14 @@ def test_no_combination_of_pads_vanishes(batch: Batch) -> None:
     assert rank_of(pads.swapaxes(0, 1).reshape(batch.entries, -1)) == batch.entries
     rows = every_pad(batch, dealt(batch)[0]).reshape(batch.rows, -1)
     assert rank_of(rows) == batch.rows
-    rectangle = np.stack([pads[:, 0], pads[:, 1], pads[:, batch.columns],
-                          pads[:, 0] ^ pads[:, 1] ^ pads[:, batch.columns]])  # fmt: skip
+    rectangle = np.stack(
+        [
+            pads[:, 0],
+            pads[:, 1],
+            pads[:, batch.columns],
+            pads[:, 0] ^ pads[:, 1] ^ pads[:, batch.columns],
+        ]
+    )
     assert rank_of(rectangle.reshape(4, -1)) == 3, "the check itself sees a dependence"
 
 
@@ -223,8 +235,9 @@ def test_pieces_do_not_change_the_pads(batch: Batch, tile: int) -> None:
         transfer._TILE = before
 
 
-@pytest.mark.parametrize("batch", [Batch(200_000, 16, 8), Batch(2, MAX_ENTRIES, 8),
-                                   Batch(3, 5, 1 << 22)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "batch", [Batch(200_000, 16, 8), Batch(2, MAX_ENTRIES, 8), Batch(3, 5, 1 << 22)], ids=str
+)
 def test_memory_does_not_grow_with_the_message(batch: Batch) -> None:
     pairs, keys = dealt(batch)
     tracemalloc.start()
@@ -243,8 +256,9 @@ def test_other_pads_need_the_other_keys() -> None:
     wrong guess of each d, be it by one bit, the client has no pad but its own.
     """
     batch = Batch(4, 16, 8)  # all bits of a choice are free, as the client's are here
-    masks = [[TRANSFER.draw(r, Prg.from_os(), batch.rows) for r in (0, 1)]
-             for _ in range(batch.bits)]  # fmt: skip
+    masks = [
+        [TRANSFER.draw(r, Prg.from_os(), batch.rows) for r in (0, 1)] for _ in range(batch.bits)
+    ]
     shares = [deal(TRANSFER, both, Prg.from_os()) for both in masks]
     pairs = []
     for both, results in zip(masks, shares, strict=True):

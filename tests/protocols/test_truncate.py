@@ -107,9 +107,12 @@ def test_local_failures_are_as_rare_as_stated() -> None:
 
 @pytest.mark.parametrize(
     ("bad", "words"),
-    [(static(18, "local", MAX_LOCAL_BITS + 1), "fails too often"), (static(0, "exact"), "1 to 62"),
-     (static(63, "unbiased"), "1 to 62")],
-)  # fmt: skip
+    [
+        (static(18, "local", MAX_LOCAL_BITS + 1), "fails too often"),
+        (static(0, "exact"), "1 to 62"),
+        (static(63, "unbiased"), "1 to 62"),
+    ],
+)
 def test_unsound_requests_are_refused(bad: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         run_op(truncate, Case((NARROW,), ("arith",), bad))

@@ -47,8 +47,11 @@ def random_step(
     logits = rng.normal(0, 2, (drafts + 1, vocab))
     weights = np.rint(np.exp(logits - logits.max(-1, keepdims=True)) / UNIT).astype(np.int64)
     near = logits[:drafts] + rng.normal(0, rng.choice([0.0, 0.5, 2.0]), (drafts, vocab))
-    q = np.stack([integers_of(np.exp(row - row.max())) for row in near]) if drafts else (
-        np.zeros((0, vocab), np.int64))  # fmt: skip
+    q = (
+        np.stack([integers_of(np.exp(row - row.max())) for row in near])
+        if drafts
+        else (np.zeros((0, vocab), np.int64))
+    )
     chosen = np.array([rng.choice(vocab, p=row / row.sum()) for row in q], np.int64)
     if certain:
         q = (np.arange(vocab) == chosen[:, None]).astype(np.int64) << Widths.draft
@@ -134,25 +137,33 @@ def shared(name: str, of: tuple[int, ...]) -> Any:
     """
     verifying = {
         "token": lambda w, of_client, of_provider: token.verify(w, of_client, of_provider),
-        "hidden": lambda w, of_client, of_provider: token.verify(w, of_client, of_provider,
-        hide_progress=True), "post": lambda w, of_client, of_provider: post.verify(w, of_client,
-        Sampling()), "naive": lambda w, of_client, of_provider: post.verify(w, of_client,
-        Sampling(), naive=True), "top-k": lambda w, of_client, of_provider: post.verify(w,
-        of_client, Sampling(1.0, 3)), "top-k all": lambda w, of_client, of_provider: post.verify(w,
-        of_client, Sampling(1.0, 10**9)), "both": lambda w, of_client, of_provider: post.verify(w,
-        of_client, Sampling(1.0, 4, 0.8)), "top-p": lambda w, of_client, of_provider: post.verify(w,
-        of_client, Sampling(1.0, 0, 0.8)), "race": lambda w, of_client, of_provider: race.verify(w,
-        of_client.drafts, 27), "race hidden": lambda w, of_client, of_provider: race.verify(
+        "hidden": lambda w, of_client, of_provider: token.verify(
+            w, of_client, of_provider, hide_progress=True
+        ),
+        "post": lambda w, of_client, of_provider: post.verify(w, of_client, Sampling()),
+        "naive": lambda w, of_client, of_provider: post.verify(
+            w, of_client, Sampling(), naive=True
+        ),
+        "top-k": lambda w, of_client, of_provider: post.verify(w, of_client, Sampling(1.0, 3)),
+        "top-k all": lambda w, of_client, of_provider: post.verify(
+            w, of_client, Sampling(1.0, 10**9)
+        ),
+        "both": lambda w, of_client, of_provider: post.verify(w, of_client, Sampling(1.0, 4, 0.8)),
+        "top-p": lambda w, of_client, of_provider: post.verify(w, of_client, Sampling(1.0, 0, 0.8)),
+        "race": lambda w, of_client, of_provider: race.verify(w, of_client.drafts, 27),
+        "race hidden": lambda w, of_client, of_provider: race.verify(
             w, of_client.drafts, 27, hide_progress=True
         ),
-        "marked": Marked(Sampling()).verify, "marked hidden": Marked(Sampling(), True).verify,
+        "marked": Marked(Sampling()).verify,
+        "marked hidden": Marked(Sampling(), True).verify,
     }[name]
     verify = verifying if len(of) == 3 else of_one_lane(verifying)
     C, P = Owner.CLIENT, Owner.PROVIDER  # noqa: N806
     return SecureFunction(
-        lambda a, b, of_client, of_provider: verify(a + b, of_client, of_provider), (C, P, C, P),
+        lambda a, b, of_client, of_provider: verify(a + b, of_client, of_provider),
+        (C, P, C, P),
         f"{name} {of}",
-    )  # fmt: skip
+    )
 
 
 def of_one_lane(verify: Any) -> Any:
@@ -185,9 +196,10 @@ def two_parties(
         session.ledger = session.party.ledger = recording = Recording()
         halves = [
             session.private(CLIENT, lambda: half.astype(np.float32), rows.shape, np.float32),
-            session.private(PROVIDER, lambda: (rows - half).astype(np.float32), rows.shape,
-                            np.float32),
-        ]  # fmt: skip
+            session.private(
+                PROVIDER, lambda: (rows - half).astype(np.float32), rows.shape, np.float32
+            ),
+        ]
         inputs = (
             private_tree(session, CLIENT, lambda: of_client, shapes(of_client)),
             private_tree(session, PROVIDER, lambda: of_provider, shapes(of_provider)),

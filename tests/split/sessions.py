@@ -75,10 +75,13 @@ class Fragile:
 
 
 def run_both(
-    program: Program, request: Any, inputs: Any, held: Held,
+    program: Program,
+    request: Any,
+    inputs: Any,
+    held: Held,
     wrap: Callable[[int, MemoryChannel], Any] = lambda rank, channel: channel,
     inside: Callable[[int, Channel], Channel] = lambda rank, channel: channel,
-) -> tuple[list[Any], list[BaseException | None]]:  # fmt: skip
+) -> tuple[list[Any], list[BaseException | None]]:
     """Results and errors of client and provider. `wrap` gets the wire, with what is sealed on it;
     `inside` what the programs themselves send and receive.
     """
@@ -87,7 +90,8 @@ def run_both(
     results: list[Any] = [None, None]
     errors: list[BaseException | None] = [None, None]
     jobs: list[Job[Any, Any]] = [
-        Job(request, CONFIG, inputs, None), Job(request, CONFIG, None, held)
+        Job(request, CONFIG, inputs, None),
+        Job(request, CONFIG, None, held),
     ]
 
     def party(rank: int) -> None:

@@ -25,17 +25,27 @@ ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 def test_the_bytes_of_a_message() -> None:
     message = Boundary(1, "float32").encode(Kind.UP, 258, np.array([[[1.0], [-2.0]]], np.float32))
     assert message == (
-        bytes([1, 1, 1, 0]) + b"\x02\x01\0\0" + b"\1\0\0\0" + b"\2\0\0\0" + b"\1\0\0\0" + bytes(4)
-        + b"\0\0\x80\x3f" + b"\0\0\0\xc0"
-    )  # fmt: skip
+        bytes([1, 1, 1, 0])
+        + b"\x02\x01\0\0"
+        + b"\1\0\0\0"
+        + b"\2\0\0\0"
+        + b"\1\0\0\0"
+        + bytes(4)
+        + b"\0\0\x80\x3f"
+        + b"\0\0\0\xc0"
+    )
     for precision, values in (("float16", b"\0\x3c\0\xc0"), ("bfloat16", b"\x80\x3f\0\xc0")):
         found = Boundary(1, precision).encode(Kind.DOWN, 0, np.array([[[1], [-2]]], np.float32))
         assert found[HEADER_BYTES:] == values and found[1] == 2
         assert found[2] == 1 + list(PRECISIONS).index(precision)
 
 
-@given(rows=floats, precision=st.sampled_from(list(PRECISIONS)), number=numbers,
-       kind=st.sampled_from([k for k in Kind if k != Kind.END]))  # fmt: skip
+@given(
+    rows=floats,
+    precision=st.sampled_from(list(PRECISIONS)),
+    number=numbers,
+    kind=st.sampled_from([k for k in Kind if k != Kind.END]),
+)
 def test_a_tensor_comes_as_it_was_rounded(
     rows: np.ndarray, precision: str, number: int, kind: Kind
 ) -> None:
@@ -46,16 +56,12 @@ def test_a_tensor_comes_as_it_was_rounded(
     smallest = 2.0**-25 if precision == "float16" else 0.0
     assert np.all(np.abs(found - rows) <= np.abs(rows) * ROUNDING[precision] + smallest)
     # Once rounded, it is exact.
-    again = boundary.decode(
-        boundary.encode(kind, number, found), kind, number, *rows.shape[:2]
-    )
+    again = boundary.decode(boundary.encode(kind, number, found), kind, number, *rows.shape[:2])
     assert again.tobytes() == found.tobytes()
 
 
 @given(rows=floats, precision=st.sampled_from(list(PRECISIONS)), data=st.data())
-def test_anything_else_is_refused(
-    rows: np.ndarray, precision: str, data: st.DataObject
-) -> None:
+def test_anything_else_is_refused(rows: np.ndarray, precision: str, data: st.DataObject) -> None:
     boundary = Boundary(WIDTH, precision)
     message = boundary.encode(Kind.UP, 7, rows)
     at = data.draw(st.integers(0, HEADER_BYTES - 1))

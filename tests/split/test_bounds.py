@@ -28,11 +28,17 @@ LLAMA, CODEQWEN, LLAMA3, QWEN = 32_000, 92_416, 128_256, 151_936
 @pytest.mark.parametrize(
     ("epsilon", "vocab", "upper"),
     [
-        (13, LLAMA, 0.93255), (13, CODEQWEN, 0.82721), (13, LLAMA3, 0.77525), (13, QWEN, 0.74437),
-        (9, LLAMA, 0.20206), (9, CODEQWEN, 0.08061), (9, LLAMA3, 0.05943), (9, QWEN, 0.05063),
+        (13, LLAMA, 0.93255),
+        (13, CODEQWEN, 0.82721),
+        (13, LLAMA3, 0.77525),
+        (13, QWEN, 0.74437),
+        (9, LLAMA, 0.20206),
+        (9, CODEQWEN, 0.08061),
+        (9, LLAMA3, 0.05943),
+        (9, QWEN, 0.05063),
         (27, LLAMA, 0.99999994),
     ],
-)  # fmt: skip
+)
 def test_theorem_3(epsilon: float, vocab: int, upper: float) -> None:
     """Oracle 6: at the paper's epsilon the token may be known almost for sure."""
     assert token_bounds(vocab, epsilon)[1] == pytest.approx(upper, abs=5e-6)

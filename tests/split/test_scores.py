@@ -40,9 +40,16 @@ class Loader:
 '''
 RENAMED = CODE
 for old, new in (
-    ("reader", "tool"), ("path", "fs"), ("Loader", "Klass"), ("load", "run"), ("name", "key"),
-    ("handle", "file"), ("rows", "found"), ("line", "text"), ("count", "size"),
-):  # fmt: skip
+    ("reader", "tool"),
+    ("path", "fs"),
+    ("Loader", "Klass"),
+    ("load", "run"),
+    ("name", "key"),
+    ("handle", "file"),
+    ("rows", "found"),
+    ("line", "text"),
+    ("count", "size"),
+):
     RENAMED = RENAMED.replace(old, new)
 
 
@@ -133,8 +140,13 @@ def test_data_flow_by_hand() -> None:
     assert tree is not None
     a, b, c, d = range(4)
     assert dict(python_code.flows(tree)) == {
-        (c, a): 1, (c, b): 1, (d, c): 1, (c, c): 1, (c, d): 1, (-1, c): 1
-    }  # fmt: skip
+        (c, a): 1,
+        (c, b): 1,
+        (d, c): 1,
+        (c, c): 1,
+        (c, d): 1,
+        (-1, c): 1,
+    }
 
 
 def test_subtrees_by_hand() -> None:
@@ -142,16 +154,27 @@ def test_subtrees_by_hand() -> None:
     assert tree is not None
     # Module, Assign, BinOp; leaves and names do not count.
     assert sorted(python_code.subtrees(tree)) == [
-        "Assign(Name,BinOp(Name,Add,Constant))", "BinOp(Name,Add,Constant)",
+        "Assign(Name,BinOp(Name,Add,Constant))",
+        "BinOp(Name,Add,Constant)",
         "Module(Assign(Name,BinOp(Name,Add,Constant)))",
-    ]  # fmt: skip
+    ]
 
 
 def test_identifiers_of_whole_and_broken_code() -> None:
     wanted = {
-        "json", "reader", "os", "path", "Loader", "load", "name", "strict", "handle", "rows",
-        "line", "count",
-    }  # fmt: skip
+        "json",
+        "reader",
+        "os",
+        "path",
+        "Loader",
+        "load",
+        "name",
+        "strict",
+        "handle",
+        "rows",
+        "line",
+        "count",
+    }
     assert python_code.defined(CODE) == wanted
     # Words alone find them too; a word of a string or a comment is none.
     broken = CODE + "\n    def (  # nothing = 1\n"

@@ -54,9 +54,14 @@ from tests.tiny import PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
 
 GPT2 = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=3, n_head=2)
 LLAMA = LlamaConfig(
-    VOCAB, max_position_embeddings=64, hidden_size=16, intermediate_size=24, num_hidden_layers=3,
-    num_attention_heads=4, num_key_value_heads=2,
-)  # fmt: skip
+    VOCAB,
+    max_position_embeddings=64,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
 PARAMS = {GPT2: endless(tiny_params(GPT2, 1)), LLAMA: tiny_params(LLAMA, 6)}
 PARAMS[LLAMA]["head"][:, 0] = 0.0  # greedy decoding does not end by chance
 DRAFT_PARAMS = endless(tiny_params(PUBLIC, 2))
@@ -84,9 +89,12 @@ def between() -> Iterator[Callable[[ModelConfig, Split], Simulation]]:
 
 
 def forced(
-    session: Session, config: ModelConfig, split: Split, steps: Sequence[tuple[list[int], int]],
+    session: Session,
+    config: ModelConfig,
+    split: Split,
+    steps: Sequence[tuple[list[int], int]],
     hidden: bool,
-) -> list[np.ndarray] | None:  # fmt: skip
+) -> list[np.ndarray] | None:
     """The client's logits of the prompt and of every step, whose tokens are given, with how many of
     them stay; None at the provider.
     """
@@ -129,12 +137,18 @@ def forced(
 
 STEPS = [([50, 51, 52], 1), ([60, 61, 62], 3), ([70, 71, 72], 2)]
 SPLITS = [
-    (GPT2, ONE_ONE, False), (LLAMA, ONE_ONE, True),
-    *(pytest.param(*c, marks=pytest.mark.slow) for c in (
-        (GPT2, Split(0, 2), True), (GPT2, Split(1, 0), True), (GPT2, ONE_ONE, True),
-        (LLAMA, Split(2, 0), False),
-    )),
-]  # fmt: skip
+    (GPT2, ONE_ONE, False),
+    (LLAMA, ONE_ONE, True),
+    *(
+        pytest.param(*c, marks=pytest.mark.slow)
+        for c in (
+            (GPT2, Split(0, 2), True),
+            (GPT2, Split(1, 0), True),
+            (GPT2, ONE_ONE, True),
+            (LLAMA, Split(2, 0), False),
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize("config,split,hidden", SPLITS)
@@ -230,17 +244,25 @@ def asked(new: int, drafts: int, split: Split = ONE_ONE, **more: Any) -> MiddleR
 
 
 def client_side(
-    tokenizer: Tokenizer, completion: Completion, temperature: float, drafter: Any = None,
-    seed: int = 8, ends: Ends | None = None,
-) -> ClientSide:  # fmt: skip
+    tokenizer: Tokenizer,
+    completion: Completion,
+    temperature: float,
+    drafter: Any = None,
+    seed: int = 8,
+    ends: Ends | None = None,
+) -> ClientSide:
     config = completion.layout.config
     if drafter is None and completion.request.draft_length:
         drafter = Drafter(PUBLIC, DRAFT_PARAMS, 60)
     streams = Streams(Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"))
     return ClientSide(
-        list(PROMPT), tokenizer, drafter, Plain(Sampling(temperature)), streams,
+        list(PROMPT),
+        tokenizer,
+        drafter,
+        Plain(Sampling(temperature)),
+        streams,
         around=ends or ends_of(PARAMS[config], completion),
-    )  # fmt: skip
+    )
 
 
 def greedy(config: ModelConfig, count: int) -> list[int]:
@@ -261,9 +283,13 @@ def run_plaintext(
 
 
 def run_two_parties(
-    between: Between, tokenizer: Tokenizer, config: ModelConfig, request: MiddleRequest,
-    temperature: float, drafter: Any = None,
-) -> Any:  # fmt: skip
+    between: Between,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    request: MiddleRequest,
+    temperature: float,
+    drafter: Any = None,
+) -> Any:
     """Per party: the client's side (None at the provider), report, openings, and what passed during
     every call. Every step finds all that it takes made ahead, as `prepare` would make it.
     """
@@ -271,9 +297,7 @@ def run_two_parties(
     def program(session: PartySession) -> Any:
         session.ledger.openings.clear()
         completion = Completion.of(config, request)
-        client = session.local(
-            CLIENT, client_side, tokenizer, completion, temperature, drafter
-        )
+        client = session.local(CLIENT, client_side, tokenizer, completion, temperature, drafter)
         params = session.local(PROVIDER, lambda: PARAMS[config])
         weights = share_weights(session, config, params, request.part)
         watched: Any = Watched(session)
@@ -281,9 +305,10 @@ def run_two_parties(
         mark = len(session.meter.entries)
         report = generate(watched, completion, decoder, client, None)
         passed = [
-            (e.function, e.name, e.traffic) for e in session.meter.entries[mark:]
+            (e.function, e.name, e.traffic)
+            for e in session.meter.entries[mark:]
             if e.phase in ("prefill", "decode") and e.kind == "op"
-        ]  # fmt: skip
+        ]
         course = demand_of(session.dry(), completion, weights, report.steps)
         for name, need in sum(course, Demand()).material.items():
             assert watched.units[name] == need.units, name
@@ -312,9 +337,13 @@ COURSES = [
 @pytest.mark.slow  # one of them in the test after this one
 @pytest.mark.parametrize("config,request_,temperature", COURSES)
 def test_two_parties_write_the_plaintext_text(
-    tokenizer: Tokenizer, between: Between, small_blocks: None, config: ModelConfig,
-    request_: MiddleRequest, temperature: float,
-) -> None:  # fmt: skip
+    tokenizer: Tokenizer,
+    between: Between,
+    small_blocks: None,
+    config: ModelConfig,
+    request_: MiddleRequest,
+    temperature: float,
+) -> None:
     plain = run_plaintext(tokenizer, config, request_, temperature)
     (client, report, openings, _), (nobody, of_provider, same, _) = run_two_parties(
         between, tokenizer, config, request_, temperature

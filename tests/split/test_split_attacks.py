@@ -24,21 +24,20 @@ from spu_llm.systems.split.attacks import (
 )
 from spu_llm.systems.split.attacks.suite import Session, Tuned
 from spu_llm.systems.split.attacks.trained import Inverters
-from spu_llm.systems.split.attacks.views import (
-    HostView,
-    Public,
-    Texts,
-    of_front,
-    of_tuning,
-)
+from spu_llm.systems.split.attacks.views import HostView, Public, Texts, of_front, of_tuning
 from spu_llm.systems.split.ends import client_ends, table_of
 
 VOCAB, LENGTH, TEXTS, ONES = 48, 12, 10, Split(1, 1)
 GPT2 = GPT2Config(VOCAB, n_positions=16, n_embd=32, n_layer=3, n_head=2)
 LLAMA = LlamaConfig(
-    VOCAB, max_position_embeddings=16, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-    num_attention_heads=4, num_key_value_heads=2,
-)  # fmt: skip
+    VOCAB,
+    max_position_embeddings=16,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
 
 
 def params_of(config: ModelConfig) -> dict:
@@ -216,7 +215,12 @@ def sessions() -> dict[str, Session]:
             return of_tuning((front, back), GPT2, middle, tuning, relabelled)
 
         return Session(
-            mode, HostView(of_front(front, GPT2, texts)), inverters, texts, PROMPT, TEMPLATE,
+            mode,
+            HostView(of_front(front, GPT2, texts)),
+            inverters,
+            texts,
+            PROMPT,
+            TEMPLATE,
             others,
             (HostView(of_front(front, GPT2, alike)), alike),
             HostView(of_front(front, GPT2, prefixed)),
@@ -224,11 +228,12 @@ def sessions() -> dict[str, Session]:
                 tuned(public.middle), tuned(suite.adversarial.middle(public)), tuning, relabelled
             ),
             iterations=100,
-        )  # fmt: skip
+        )
 
     return {
-        "plain": session("plain", plain, None), "noir": session("noir", secret_front(GPT2), TAU)
-    }  # fmt: skip
+        "plain": session("plain", plain, None),
+        "noir": session("noir", secret_front(GPT2), TAU),
+    }
 
 
 def outcomes(session: Session, attack: str) -> dict[str, float]:
@@ -238,10 +243,18 @@ def outcomes(session: Session, attack: str) -> dict[str, float]:
 # Least rates of the outcomes of each attack on plain views, in their order; None: what is found
 # depends on text more than on the attack.
 PLAIN = {
-    "a1": [0.9, 0.9], "a2": [1, None, None], "a3": [0.7, None], "a4": [0.9, 0.9, 0.9],
-    "a5": [0.5, 0.5, None, None], "a6": [None, None, None], "a8": [1], "a9": [1, 0.5], "a10": [0.5],
-    "a11": [0.5, None], "a12": [1, 1],
-}  # fmt: skip
+    "a1": [0.9, 0.9],
+    "a2": [1, None, None],
+    "a3": [0.7, None],
+    "a4": [0.9, 0.9, 0.9],
+    "a5": [0.5, 0.5, None, None],
+    "a6": [None, None, None],
+    "a8": [1],
+    "a9": [1, 0.5],
+    "a10": [0.5],
+    "a11": [0.5, None],
+    "a12": [1, 1],
+}
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -255,11 +268,18 @@ def test_plain_views_are_read(sessions: dict[str, Session], name: str) -> None:
 
 # What a secret codebook and permutation leave: True where an attack finds more than chance.
 NOIR = {
-    "a1": [False, False], "a2": [False, None, None], "a3": [False, False],
-    "a4": [False, False, False], "a5": [True, True, None, None], "a6": [None, None, None],
-    "a8": [False], "a9": [True, True], "a10": [True], "a11": [True, None],
+    "a1": [False, False],
+    "a2": [False, None, None],
+    "a3": [False, False],
+    "a4": [False, False, False],
+    "a5": [True, True, None, None],
+    "a6": [None, None, None],
+    "a8": [False],
+    "a9": [True, True],
+    "a10": [True],
+    "a11": [True, None],
     "a12": [True, False, True],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NOIR)

@@ -18,9 +18,14 @@ from spu_llm.core.errors import InputError
 
 GPT2 = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=4, n_head=2)
 LLAMA = LlamaConfig(
-    vocab_size=32, max_position_embeddings=16, hidden_size=16, intermediate_size=24,
-    num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-)  # fmt: skip
+    vocab_size=32,
+    max_position_embeddings=16,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])

@@ -78,9 +78,16 @@ def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
 
 def asked(model: Path, prompts: list[list[int]], **change: Any) -> GenerateRequest:
     request = GenerateRequest(
-        "plain", *SPLIT, digest(model), "float32", "", 0, 0,
-        prompt_tokens=tuple(map(len, prompts)), max_new_tokens=NEW,
-    )  # fmt: skip
+        "plain",
+        *SPLIT,
+        digest(model),
+        "float32",
+        "",
+        0,
+        0,
+        prompt_tokens=tuple(map(len, prompts)),
+        max_new_tokens=NEW,
+    )
     return replace(request, **change)
 
 
@@ -177,12 +184,16 @@ def test_a_provider_serves_one_mode_of_one_split(model: Path) -> None:
     [
         ({"mode": "mpc"}, "no mode 'mpc' without shares"),
         ({"mode": "noir", "front": 0}, "the secret codebook's own"),
-        ({"front": 2}, "leaves no middle"), ({"precision": "int8"}, "--precision must be one of"),
-        ({"lora": 65}, "--lora must be 0"), ({"lora": 1}, "names no round of a tuning"),
-        ({"prompt_tokens": ()}, "1 to 1000 texts"), ({"prompt_tokens": (64,)}, "has 64 tokens"),
-        ({"prompt_tokens": (0,)}, "has 0 tokens"), ({"max_new_tokens": 0}, "--max-new-tokens"),
+        ({"front": 2}, "leaves no middle"),
+        ({"precision": "int8"}, "--precision must be one of"),
+        ({"lora": 65}, "--lora must be 0"),
+        ({"lora": 1}, "names no round of a tuning"),
+        ({"prompt_tokens": ()}, "1 to 1000 texts"),
+        ({"prompt_tokens": (64,)}, "has 64 tokens"),
+        ({"prompt_tokens": (0,)}, "has 0 tokens"),
+        ({"max_new_tokens": 0}, "--max-new-tokens"),
     ],
-)  # fmt: skip
+)
 def test_a_request_for_nonsense(model: Path, change: dict[str, Any], said: str) -> None:
     request = asked(model, [[1, 2]])
     request.check(CONFIG)
@@ -213,10 +224,20 @@ class Tuning:
     def request(self, rounds: int, save_every: int = 2) -> TuneRequest:
         secrets, s = ClientSecrets.load(self.secrets, CONFIG), self.settings
         request = TuneRequest(
-            s.mode, s.front, s.back, s.ends, s.precision, s.id if s.lora else "", s.lora,
-            secrets.round, batch=s.batch, length=s.length, rounds=rounds, save_every=save_every,
+            s.mode,
+            s.front,
+            s.back,
+            s.ends,
+            s.precision,
+            s.id if s.lora else "",
+            s.lora,
+            secrets.round,
+            batch=s.batch,
+            length=s.length,
+            rounds=rounds,
+            save_every=save_every,
             learning_rate=s.learning_rate,
-        )  # fmt: skip
+        )
         request.check(CONFIG)
         return request
 
@@ -237,19 +258,27 @@ def make_tuning(model: Path, tmp_path: Path, **change: Any) -> Tuning:
     texts.write_text(3 * '{"text": "def read(path):\\n    return alpha beta"}\n')
     tokens = tokens_of([texts], Tokenizer.load(model))
     settings = Settings(
-        id="b" * 32, ends=digest(model), mode="noir", front=1, back=1, mechanism="grr",
-        epsilon=4.0, precision="float32", batch=2, length=6, learning_rate=1e-2, lora=2,
+        id="b" * 32,
+        ends=digest(model),
+        mode="noir",
+        front=1,
+        back=1,
+        mechanism="grr",
+        epsilon=4.0,
+        precision="float32",
+        batch=2,
+        length=6,
+        learning_rate=1e-2,
+        lora=2,
         texts=digest_of(tokens),
-    )  # fmt: skip
+    )
     settings = replace(settings, **change)
     secrets, tunings = tmp_path / "secrets", tmp_path / "tunings"
     tunings.mkdir(mode=0o700)
     config, params = load_model(model)
     with held(secrets):
         begin(settings, config, params).save(secrets)
-    return Tuning(
-        model, secrets, tunings, texts, settings, served(model, settings.mode, tunings)
-    )
+    return Tuning(model, secrets, tunings, texts, settings, served(model, settings.mode, tunings))
 
 
 def sends(who: int, change: Callable[[bytes], bytes]) -> Callable[[int, Channel], Channel]:
@@ -317,9 +346,11 @@ def test_a_tuned_text(tuning: Tuning) -> None:
     # The provider's supervisor knows, whose errors the client hears, and so does its worker.
     request.admit(tuning.held, CONFIG)
     for change, said in (
-        ({"round": 3}, "goes on after round 3"), ({"lora": 3}, "of another rank"),
-        ({"tuning": "c" * 32}, "after rounds none"), ({"tuning": "../x"}, "no id"),
-    ):  # fmt: skip
+        ({"round": 3}, "goes on after round 3"),
+        ({"lora": 3}, "of another rank"),
+        ({"tuning": "c" * 32}, "after rounds none"),
+        ({"tuning": "../x"}, "no id"),
+    ):
         with pytest.raises(InputError, match=said):
             replace(request, **change).admit(tuning.held, CONFIG)
     _, errors = run_both(GENERATE, replace(request, round=3), inputs, tuning.held)
@@ -406,8 +437,7 @@ def test_a_client_that_lost_its_last_round_goes_on(tuning: Tuning, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"),
-    [(Kind.GRADIENT_DOWN, 3e38), (Kind.GRADIENT_DOWN, 1e25), (Kind.DOWN, 3e38)],
+    ("kind", "value"), [(Kind.GRADIENT_DOWN, 3e38), (Kind.GRADIENT_DOWN, 1e25), (Kind.DOWN, 3e38)]
 )
 def test_finite_numbers_of_a_host_destroy_no_secrets(
     tuning: Tuning, kind: Kind, value: float

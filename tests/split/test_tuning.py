@@ -30,13 +30,7 @@ from spu_llm.systems.split.state import (
     Tunings,
     held,
 )
-from spu_llm.systems.split.tuning import (
-    Batches,
-    HostHalf,
-    Loopback,
-    halves,
-    tune,
-)
+from spu_llm.systems.split.tuning import Batches, HostHalf, Loopback, halves, tune
 from tests.split.sessions import CONFIG, SPLIT
 from tests.tiny import VOCAB, tiny_params
 
@@ -44,9 +38,20 @@ B, N, RATE = 3, 8, 1e-2
 KEY = bytes(range(32))
 TOKENS = np.random.default_rng(0).integers(1, VOCAB, 200)
 SETTINGS = Settings(
-    id="0" * 32, ends="e", mode="plain", front=1, back=1, mechanism="none", epsilon=0.0,
-    precision="float32", batch=B, length=N, learning_rate=RATE, lora=0, texts="t",
-)  # fmt: skip
+    id="0" * 32,
+    ends="e",
+    mode="plain",
+    front=1,
+    back=1,
+    mechanism="none",
+    epsilon=0.0,
+    precision="float32",
+    batch=B,
+    length=N,
+    learning_rate=RATE,
+    lora=0,
+    texts="t",
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +63,21 @@ def made(params: Params, precision: str = "float32", rank: int = 0) -> Any:
     boundary = Boundary(CONFIG.width, precision)
     labels = Prg.from_seed(1, "tau").words((VOCAB,)).argsort()
     client, host = halves(
-        params, CONFIG, SPLIT, codebook=None, labels=labels, boundary=boundary,
-        learning_rate=RATE, rank=rank,
-    )  # fmt: skip
+        params,
+        CONFIG,
+        SPLIT,
+        codebook=None,
+        labels=labels,
+        boundary=boundary,
+        learning_rate=RATE,
+        rank=rank,
+    )
     return client, host, boundary, Batches(TOKENS, B, N, KEY), labels
 
 
 def test_a_round_is_a_step_of_the_whole_model(params: Params) -> None:
-    """Of folded weights of both ends, by Adam, on the labels tau(t); the table and the middle stay.
+    """Of folded weights of both ends, by Adam, on the labels tau(t); the table and the middle
+    stay.
     """
     client, host, boundary, batches, labels = made(params, rank=2)
     windows, blocks = batches.windows(0), jax.device_get(host._blocks)
@@ -116,8 +128,11 @@ def test_what_the_host_sees(params: Params, precision: str) -> None:
     seen: list[tuple[Kind, int, np.ndarray]] = []
     tune(client, host, boundary, batches, range(2), lambda *what: seen.append(what))
     assert [(kind, number) for kind, number, _ in seen] == [
-        (Kind.UP, 0), (Kind.GRADIENT_UP, 0), (Kind.UP, 1), (Kind.GRADIENT_UP, 1)
-    ]  # fmt: skip
+        (Kind.UP, 0),
+        (Kind.GRADIENT_UP, 0),
+        (Kind.UP, 1),
+        (Kind.GRADIENT_UP, 1),
+    ]
     front, _ = client_ends(params, CONFIG, SPLIT)
     x = np.asarray(front_texts(front, CONFIG, batches.windows(0)[:, :-1]))
     found, unit = seen[0][2], 2.0 ** {"float32": -20, "float16": -10, "bfloat16": -7}[precision]
@@ -243,9 +258,7 @@ def test_secrets_on_disk(secrets: ClientSecrets, params: Params, tmp_path: Path)
     assert one == (where / SECRETS).read_bytes() != first
 
 
-def test_damaged_or_readable_secrets_are_refused(
-    secrets: ClientSecrets, tmp_path: Path
-) -> None:
+def test_damaged_or_readable_secrets_are_refused(secrets: ClientSecrets, tmp_path: Path) -> None:
     where = tmp_path / "secrets"
     with held(where):
         secrets.save(where)
@@ -272,11 +285,14 @@ def test_damaged_or_readable_secrets_are_refused(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"batch": 4}, "batch 3, not 4"), ({"ends": "x"}, "another model"),
-        ({"texts": "x"}, "other texts"), ({"learning_rate": 0.5}, "learning-rate 0.01, not 0.5"),
-        ({"mechanism": "grr"}, "mechanism none, not grr"), ({"lora": 2}, "lora 0, not 2"),
+        ({"batch": 4}, "batch 3, not 4"),
+        ({"ends": "x"}, "another model"),
+        ({"texts": "x"}, "other texts"),
+        ({"learning_rate": 0.5}, "learning-rate 0.01, not 0.5"),
+        ({"mechanism": "grr"}, "mechanism none, not grr"),
+        ({"lora": 2}, "lora 0, not 2"),
     ],
-)  # fmt: skip
+)
 def test_another_tuning_is_refused(change: dict[str, Any], said: str) -> None:
     SETTINGS.check_same(replace(SETTINGS, id="1" * 32))
     with pytest.raises(InputError, match=said):
@@ -289,8 +305,10 @@ def test_the_curve_of_the_loss(tmp_path: Path) -> None:
         losses.add(number, 0.5 + number)
     Losses(tmp_path, 2).add(2, 9.0)
     assert (tmp_path / LOSSES).read_text().splitlines() == [
-        '{"round": 0, "loss": 0.5}', '{"round": 1, "loss": 1.5}', '{"round": 2, "loss": 9.0}'
-    ]  # fmt: skip
+        '{"round": 0, "loss": 0.5}',
+        '{"round": 1, "loss": 1.5}',
+        '{"round": 2, "loss": 9.0}',
+    ]
 
 
 @pytest.fixture

@@ -42,9 +42,9 @@ def exact_rows(law: ColumnLaw) -> list[list[Fraction]]:
         for b in range(size):
             if b == a:
                 continue
-            side, sums, first = (left, law.rising, b) if b < a else (
-                1 - left, law.falling, size - 1 - b
-            )  # fmt: skip
+            side, sums, first = (
+                (left, law.rising, b) if b < a else (1 - left, law.falling, size - 1 - b)
+            )
             bound = int(sums[a if b < a else size - 1 - a])
             share = Fraction(int(sums[first + 1]) - int(sums[first]), bound)
             found[token][law.order[b]] += (1 - keep) * side * share
@@ -105,7 +105,6 @@ def test_whole_numbers_are_uniform() -> None:
         assert bound == 1 or stats.chisquare(counts).pvalue > FALSE_ALARM
     for row in drawn[4:]:
         assert stats.kstest(row / 2.0**62, "uniform").pvalue > FALSE_ALARM
-
 
     with pytest.raises(ValueError, match="below 0"):
         uniform_below(bounds * 0, Prg.from_seed(1, "below"))

@@ -19,17 +19,7 @@ from protocols.bits.gates import Gate
 from protocols.verification.sampling import Widths
 from spu_llm.core.correlation import Correlation, Material, Part
 from spu_llm.core.integers import Factor
-from spu_llm.core.values import (
-    CLIENT,
-    ROLES,
-    Arith,
-    Bool,
-    Owner,
-    Private,
-    Public,
-    Value,
-    as_words,
-)
+from spu_llm.core.values import CLIENT, ROLES, Arith, Bool, Owner, Private, Public, Value, as_words
 from spu_llm.offline import versions
 
 FORMAT = 1
@@ -179,9 +169,7 @@ def parts_of(correlation: Correlation) -> Json:
     return {name: [_part(part) for part in parts] for name, parts in both.items()}
 
 
-def units_of(
-    correlation: Correlation, both: Sequence[Material], fixed: Factor | None
-) -> Json:
+def units_of(correlation: Correlation, both: Sequence[Material], fixed: Factor | None) -> Json:
     """Units that both parties took."""
     recorded: Json = {"name": correlation.name, "units": len(both[CLIENT].results[0])}
     recorded |= parts_of(correlation)

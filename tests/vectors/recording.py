@@ -34,15 +34,7 @@ from spu_llm.core.values import (
 )
 from spu_llm.testing import FRAC_BITS
 from tests.vectors.cases import CASES, Call, Case, Given, Made
-from tests.vectors.encoding import (
-    FORMAT,
-    Json,
-    gate_of,
-    of_both,
-    to_hex,
-    to_static,
-    units_of,
-)
+from tests.vectors.encoding import FORMAT, Json, gate_of, of_both, to_hex, to_static, units_of
 
 STREAMS = (*ROLES, "common")
 
@@ -267,9 +259,7 @@ class _Source:
     rank: int
     taken: list[Json] = field(default_factory=list)
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         if self.rank == CLIENT:
             return self.dealer.dealt(correlation, units)
         both = self.dealer.deal(correlation, units, fixed)

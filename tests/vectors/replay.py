@@ -119,9 +119,7 @@ class _Units:
         self._rank = rank
         self.waiting: list[Json] = []
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         assert self.waiting, f"{correlation.name} is taken, nothing recorded"
         recorded = self.waiting.pop(0)
         found = recorded["name"], recorded["units"]

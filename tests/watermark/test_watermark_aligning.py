@@ -1,4 +1,5 @@
-"""A text against sessions: the recursion against all alignments, its law without a mark, its power.
+"""A text against sessions: the recursion against all alignments, its law without a mark, its
+power.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ def stream_of(number: int) -> Prg:
 
 def place(row: int, shape: Shape) -> tuple[int, int]:
     """Forward, and row of it."""
-    return (0, 0) if row == 0 else (1 + (row - 1) // (shape.drafts + 1), (row - 1) % (
-        shape.drafts + 1))  # fmt: skip
+    return (
+        (0, 0)
+        if row == 0
+        else (1 + (row - 1) // (shape.drafts + 1), (row - 1) % (shape.drafts + 1))
+    )
 
 
 def step(one: int, other: int, shape: Shape, goes_on: float) -> float:
@@ -92,9 +96,14 @@ def ratios_of(stream: Prg, shape: Shape, tokens: Sequence[int]) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("shape", "tokens"),
-    [(Shape(7, 1, 3), [3, 6, 0, 3]), (Shape(4, 2, 2), [1, 1, 2]), (Shape(5, 0, 4), [4, 2, 2, 0]),
-     (Shape(5, 3, 1), [0, 1]), (Shape(5, 1, 3), [5, 2, 7, 1])],
-)  # fmt: skip
+    [
+        (Shape(7, 1, 3), [3, 6, 0, 3]),
+        (Shape(4, 2, 2), [1, 1, 2]),
+        (Shape(5, 0, 4), [4, 2, 2, 0]),
+        (Shape(5, 3, 1), [0, 1]),
+        (Shape(5, 1, 3), [5, 2, 7, 1]),
+    ],
+)
 def test_the_recursion_is_the_sum_over_all_alignments(shape: Shape, tokens: list[int]) -> None:
     chances = np.array([0.3, 0.8, 0.5, 0.9])[: len(tokens)]
     laws = [Law(chances), *Law.unknown(len(tokens))[:1]]
@@ -187,9 +196,7 @@ def written(stream: Prg, tokens: int) -> tuple[list[int], np.ndarray]:
     return text[1 : tokens + 1], np.array(drafted[:tokens])
 
 
-def evidence(
-    number: int, tokens: Sequence[int], drafts: np.ndarray | None = None
-) -> float:
+def evidence(number: int, tokens: Sequence[int], drafts: np.ndarray | None = None) -> float:
     """log10 under a session's stream."""
     laws = Law.unknown(len(tokens)) if drafts is None else Law.guessed(drafts)
     return float(log_evidence([stream_of(number)], SHAPE, tokens, laws)[0]) / math.log(10)

@@ -68,14 +68,18 @@ def streams() -> Streams:
 
 
 def candidates_of(
-    plan: Completion, numbers: Sequence[int],
+    plan: Completion,
+    numbers: Sequence[int],
     used: Callable[[Sequence[bytes]], None] = lambda names: None,
-) -> Candidates:  # fmt: skip
+) -> Candidates:
     chooser = Chooser(
-        tuple(map(key_of, numbers)), SCHEME, TokenUnits(),
-        group_of(plan.request.candidates, len(numbers), 16), tuple(History() for _ in numbers),
+        tuple(map(key_of, numbers)),
+        SCHEME,
+        TokenUnits(),
+        group_of(plan.request.candidates, len(numbers), 16),
+        tuple(History() for _ in numbers),
         Prg.from_seed(8, "choice"),
-    )  # fmt: skip
+    )
     return Candidates(chooser, frozenset(), streams(), range(40, 90), used)
 
 
@@ -84,13 +88,19 @@ def drafter_of(plan: Completion) -> Drafter | None:
 
 
 def side_of(
-    tokenizer: Tokenizer, plan: Completion, numbers: Sequence[int],
+    tokenizer: Tokenizer,
+    plan: Completion,
+    numbers: Sequence[int],
     used: Callable[[Sequence[bytes]], None] = lambda names: None,
-) -> ClientSide:  # fmt: skip
+) -> ClientSide:
     return ClientSide(
-        list(PROMPT), tokenizer, drafter_of(plan), plan.verifier, streams(),
+        list(PROMPT),
+        tokenizer,
+        drafter_of(plan),
+        plan.verifier,
+        streams(),
         branching=candidates_of(plan, numbers, used),
-    )  # fmt: skip
+    )
 
 
 def in_the_clear(side: ClientSide, plan: Completion) -> Any:
@@ -117,9 +127,10 @@ def expected_text(plan: Completion, numbers: Sequence[int]) -> list[int]:
             drafts: list[int] = []
             if drafter is not None and generated:
                 drafts, _ = drafter.propose(
-                    text, plan.request.draft_length,
+                    text,
+                    plan.request.draft_length,
                     lambda z, place, own=own: race.propose(z, place, own),
-                )  # fmt: skip
+                )
             brought = race.client_input(drafts, np.zeros((0, PRIVATE.vocab_size)), len(text), own)
             outcome = winners_of(rows_after(text, drafts) + brought.noise, np.array(drafts))
             found.append([*drafts[: int(outcome.accepted)], int(outcome.token)])
@@ -171,8 +182,11 @@ def test_a_block_is_packed_by_the_winners_rows(
     for small in (False, True):
         if small:
             for name, rows in (
-                ("_SPARE_ROWS", 5), ("_SPARE_STEPS", 2), ("_LEAST_ROWS", 1), ("_ROWS_AT_ONCE", 8),
-            ):  # fmt: skip
+                ("_SPARE_ROWS", 5),
+                ("_SPARE_STEPS", 2),
+                ("_LEAST_ROWS", 1),
+                ("_ROWS_AT_ONCE", 8),
+            ):
                 monkeypatch.setattr(request, name, rows)
         plan = asked(20, 2, 3, verify)
         assert plan.layout.packs == small
@@ -257,8 +271,14 @@ def test_every_row_of_a_step_is_counted() -> None:
     ],
 )
 def test_candidates_that_cannot_be_served(change: dict[str, Any], words: str) -> None:
-    fields = {"prompt_tokens": 4, "max_new_tokens": 8, "draft_length": 3, "temperature": 1.0,
-              "verify": "token", "candidates": 4} | change  # fmt: skip
+    fields = {
+        "prompt_tokens": 4,
+        "max_new_tokens": 8,
+        "draft_length": 3,
+        "temperature": 1.0,
+        "verify": "token",
+        "candidates": 4,
+    } | change
     with pytest.raises(InputError, match=words):
         Request(**fields).check(PRIVATE)
 
@@ -294,9 +314,13 @@ class OfOtherRows:
 
 
 def written(
-    number: int, turn: int, tokens: int, drafts: int, histories: Sequence[History],
+    number: int,
+    turn: int,
+    tokens: int,
+    drafts: int,
+    histories: Sequence[History],
     ends: Iterable[int] = (),
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """A text of the chain, marked by three candidates a step, or by two for each of several keys; a
     race in the clear is the judge.
     """
@@ -305,14 +329,25 @@ def written(
     own = Streams(*(Prg.from_seed(2 * number + turn, name) for name in ("drafts", "sampling")))
     drafter: Any = OfOtherRows()
     side = ClientSide(
-        [0], letters, drafter, Race(Sampling(), hide_progress=True), own,
+        [0],
+        letters,
+        drafter,
+        Race(Sampling(), hide_progress=True),
+        own,
         branching=Candidates(
             Chooser(
-                keys, Scheme(2), TokenUnits(), 3 if len(keys) == 1 else 2, tuple(histories),
+                keys,
+                Scheme(2),
+                TokenUnits(),
+                3 if len(keys) == 1 else 2,
+                tuple(histories),
                 own.sampling.child("choice"),
-            ), letters.eos_ids, own, range(3),
+            ),
+            letters.eos_ids,
+            own,
+            range(3),
         ),
-    )  # fmt: skip
+    )
     side.propose(0)
     while not side.finish_reason:
         text, outcomes = [0, *side.tokens], []
@@ -412,9 +447,10 @@ def test_the_provider_sees_the_same_whatever_wins(
             sent = [
                 (e.phase, e.kind, e.name, e.function, e.traffic)
                 for e in session.meter.entries[began:]
-                if e.phase in ("prefill", "decode") and e.name != "agree on plan"
+                if e.phase in ("prefill", "decode")
+                and e.name != "agree on plan"
                 and e.kind not in ("pool", "wait")
-            ]  # fmt: skip
+            ]
             course = demand_of(session.dry(), plan, weights, report.steps)
             for name, need in sum(course, Demand()).material.items():
                 assert watched.units[name] == need.units, name
@@ -474,9 +510,11 @@ def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     assert sum(event == USED for event, _ in events) > 3 and len(side.tokens) == 12
     race, elsewhere = Mark(secrets[:1], 3, [""]).rules, "candidates where a key chooses"
     for wrong, of, words in (
-        (asked(12, 2, 1), mark, elsewhere), (plan, race, elsewhere), (plan, None, elsewhere),
+        (asked(12, 2, 1), mark, elsewhere),
+        (plan, race, elsewhere),
+        (plan, None, elsewhere),
         (asked(12, 2, 3), mark, "2 keys .* among 4 or 9 or 16 candidates, found 3"),
-    ):  # fmt: skip
+    ):
         given = ClientInputs(list(PROMPT), str(pair.public), mark=of)
         with pytest.raises(InputError, match=words):
             completion.client_side_of(given, wrong, lambda event, **fields: None)

@@ -61,10 +61,14 @@ def null_p(
 @pytest.mark.parametrize(
     ("score", "family"),
     [
-        ("sum", Family("uniform")), ("sum", Family("normal")), ("sum", Family("chi2")),
-        ("sum", Family("gamma", 10)), ("fisher", Family("uniform")), ("lrt", Family("normal")),
+        ("sum", Family("uniform")),
+        ("sum", Family("normal")),
+        ("sum", Family("chi2")),
+        ("sum", Family("gamma", 10)),
+        ("fisher", Family("uniform")),
+        ("lrt", Family("normal")),
     ],
-)  # fmt: skip
+)
 def test_p_values_of_unmarked_text_are_uniform(score: str, family: Family) -> None:
     texts = SNIPPETS * (1 if score == "lrt" else 2)
     found = null_p(score, family, WORDS, texts, m=4, k=3)
@@ -193,9 +197,7 @@ def test_likelihood_ratios() -> None:
     u = scores.grid()
     assert scores.log_ratios(Family("normal"), 4, 1) == pytest.approx(np.log(4 * u**3))
     draws = Family("gamma", 5).draws(u)
-    assert scores.log_ratios(Family("gamma", 5), 3, 5) == pytest.approx(
-        math.log(3) / 5 + 2 * draws
-    )
+    assert scores.log_ratios(Family("gamma", 5), 3, 5) == pytest.approx(math.log(3) / 5 + 2 * draws)
     for family in (Family("uniform"), Family("normal")):
         ratio = np.exp(scores.log_ratios(family, 4, 5))
         assert ratio.mean() == pytest.approx(1.0, abs=0.02)

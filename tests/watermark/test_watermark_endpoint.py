@@ -273,8 +273,20 @@ def test_a_text_that_was_cut_short_is_kept(
     key, result = tmp_path / "key", tmp_path / "out.json"
     write_key(key, key_of(0), Scheme(2, units="words"))
     with serving(failing) as server, pytest.raises(SystemExit) as found:
-        cli.main(["watermark", "embed", "--key", str(key), "--endpoint", server.url,
-                  "--candidates", "3", "--json", str(result)])  # fmt: skip
+        cli.main(
+            [
+                "watermark",
+                "embed",
+                "--key",
+                str(key),
+                "--endpoint",
+                server.url,
+                "--candidates",
+                "3",
+                "--json",
+                str(result),
+            ]
+        )
     assert found.value.code == 1
     printed = capsys.readouterr()
     made = json.loads(result.read_text())
@@ -288,8 +300,18 @@ def test_what_nobody_wrote_is_not_kept(tmp_path: Path, capsys: pytest.CaptureFix
     write_key(key, key_of(0), Scheme(2, units="words"))
     with serving(lambda body, number: refused(401, {"error": "who?"})) as server:
         with pytest.raises(SystemExit):
-            cli.main(["watermark", "embed", "--key", str(key), "--endpoint", server.url,
-                      "--json", str(result)])  # fmt: skip
+            cli.main(
+                [
+                    "watermark",
+                    "embed",
+                    "--key",
+                    str(key),
+                    "--endpoint",
+                    server.url,
+                    "--json",
+                    str(result),
+                ]
+            )
     printed = capsys.readouterr()
     assert not printed.out and not result.exists() and "to go on" not in printed.err
 

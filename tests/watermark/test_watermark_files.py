@@ -36,9 +36,13 @@ from tests.watermark.chains import key_of
 
 GRAM = st.lists(st.binary(max_size=6), max_size=6).map(tuple)
 SCHEMES = st.builds(
-    Scheme, st.integers(1, MAX_NGRAM), st.sampled_from([Family(f) for f in FAMILIES]),
-    st.just("tokens"), st.sampled_from(["candidates", "race", "provider"]), st.text(max_size=8),
-)  # fmt: skip
+    Scheme,
+    st.integers(1, MAX_NGRAM),
+    st.sampled_from([Family(f) for f in FAMILIES]),
+    st.just("tokens"),
+    st.sampled_from(["candidates", "race", "provider"]),
+    st.text(max_size=8),
+)
 
 
 @given(GRAM, GRAM)
@@ -114,11 +118,19 @@ def test_key_files_that_are_none(tmp_path: Path) -> None:
     good = json.loads(path.read_text())
     secret = good["key"]
     wrong = [
-        [], {}, {**good, "key": secret[:-2]}, {**good, "key": 3}, {**good, "ngram": 0},
-        {**good, "ngram": True}, {**good, "units": "letters"}, {**good, "more": 1},
-        {**good, "format": 2}, {**good, "family": {"name": "none", "k": 1}}, {**good, "family": 3},
+        [],
+        {},
+        {**good, "key": secret[:-2]},
+        {**good, "key": 3},
+        {**good, "ngram": 0},
+        {**good, "ngram": True},
+        {**good, "units": "letters"},
+        {**good, "more": 1},
+        {**good, "format": 2},
+        {**good, "family": {"name": "none", "k": 1}},
+        {**good, "family": 3},
         {**good, "method": "race", "units": "words"},
-    ]  # fmt: skip
+    ]
     for content in wrong:
         path.write_text(json.dumps(content))
         with pytest.raises(InputError, match="damaged") as found:
@@ -200,7 +212,7 @@ def test_a_program_as_sampler() -> None:
         ("input(); print('no'); input()", "no JSON"),
         ("input(); print('{}'); input()", "must answer"),
         ("input(); print('{\"sequences\": []}'); input()", "asked for 2 sequences"),
-        ("input(); print('{\"sequences\": [{\"text\": 1}]}'); input()", "must answer"),
+        ('input(); print(\'{"sequences": [{"text": 1}]}\'); input()', "must answer"),
         ("import time; time.sleep(60)", "not answered"),
     ],
 )

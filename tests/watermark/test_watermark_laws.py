@@ -29,15 +29,28 @@ TRIALS = 700
 
 
 def embedder(
-    number: int, keys: int, m: int, k: int, *, on: bool = True, family: Family = UNIFORM,
-    chain: Chain | None = None, ngram: int = 3,
-) -> Embedder:  # fmt: skip
+    number: int,
+    keys: int,
+    m: int,
+    k: int,
+    *,
+    on: bool = True,
+    family: Family = UNIFORM,
+    chain: Chain | None = None,
+    ngram: int = 3,
+) -> Embedder:
     """A fresh key."""
     prg = Prg.from_seed(number, f"texts {keys} {m} {k} {on}")
     return Embedder(
-        tuple(key_of(number, f"level {i}") for i in range(keys)), Scheme(ngram, family),
-        chain or Chain(prg), TokenUnits(), m, k, tuple(History(on) for _ in range(keys)), prg,
-    )  # fmt: skip
+        tuple(key_of(number, f"level {i}") for i in range(keys)),
+        Scheme(ngram, family),
+        chain or Chain(prg),
+        TokenUnits(),
+        m,
+        k,
+        tuple(History(on) for _ in range(keys)),
+        prg,
+    )
 
 
 def test_one_token_has_the_law_of_the_model() -> None:
@@ -66,10 +79,13 @@ def test_one_token_has_the_law_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("keys", "m", "k", "family"),
     [
-        (1, 3, 2, UNIFORM), (1, 4, 1, Family("normal")), (1, 3, 2, Family("chi2")),
-        (1, 3, 2, Family("gamma", 2)), (2, 2, 2, UNIFORM),
+        (1, 3, 2, UNIFORM),
+        (1, 4, 1, Family("normal")),
+        (1, 3, 2, Family("chi2")),
+        (1, 3, 2, Family("gamma", 2)),
+        (2, 2, 2, UNIFORM),
     ],
-)  # fmt: skip
+)
 def test_texts_have_the_law_of_the_model(keys: int, m: int, k: int, family: Family) -> None:
     """Four tokens in chunks: their joint law, candidates that share n-grams included."""
     law = Chain(Prg.from_seed(0, "")).law(4)
@@ -131,9 +147,12 @@ def test_shared_seeds_need_one_owner() -> None:
                 counts = [count, 4 - count]
                 present = [i for i in (0, 1) if counts[i]]
                 found = choose(
-                    key_of(trial), [grams[i] for i in present], [counts[i] for i in present],
-                    UNIFORM, prg,
-                )  # fmt: skip
+                    key_of(trial),
+                    [grams[i] for i in present],
+                    [counts[i] for i in present],
+                    UNIFORM,
+                    prg,
+                )
                 first += present[found.index] == 0
         return first / 6000
 

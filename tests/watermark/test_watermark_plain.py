@@ -29,7 +29,7 @@ TEXT = st.text(
         st.characters(),
     ),
     max_size=30,
-)  # fmt: skip
+)
 
 
 class _Words:
@@ -88,11 +88,15 @@ def test_all_forms_of_a_text_have_the_same_units(text: str, data: st.DataObject)
 @pytest.mark.parametrize(
     "text",
     [
-        "Das Maß … ½ ﬁn ① ℡", "می\u200cخواهم", "क्\u200dष",
+        "Das Maß … ½ ﬁn ① ℡",
+        "می\u200cخواهم",
+        "क्\u200dष",
         "👩\u200d👩\u200d👧 ❤\ufe0f\u200d🔥 1\ufe0f\u20e3",
-        "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f", "한국어 日本語 ไทย", "",
+        "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",
+        "한국어 日本語 ไทย",
+        "",
     ],
-)  # fmt: skip
+)
 def test_spelling_stays(text: str) -> None:
     """Marks of such texts are found by what they were made of."""
     assert plain(text) == (text, [(i, i + 1) for i in range(len(text))])

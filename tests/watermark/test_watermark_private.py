@@ -66,9 +66,11 @@ def noise_of(number: int, history: History, ngram: int = 4) -> MarkedNoise:
 
 
 def side_of(
-    tokenizer: Tokenizer, completion: Completion, noise: MarkedNoise | None,
+    tokenizer: Tokenizer,
+    completion: Completion,
+    noise: MarkedNoise | None,
     used: Callable[[bytes], None] = lambda names: None,
-) -> ClientSide:  # fmt: skip
+) -> ClientSide:
     """A client with marked noise, or without."""
     race = completion.verifier
     assert isinstance(race, Race)
@@ -177,9 +179,11 @@ def winners_of(rows: np.ndarray, drafts: np.ndarray) -> Outcome:
 
 
 def played(
-    rule: MarkedRace, tokens: int, drafts: int,
+    rule: MarkedRace,
+    tokens: int,
+    drafts: int,
     race: Callable[[np.ndarray, np.ndarray], Outcome] = winners_of,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """Races of the chain, whose public model has other rows."""
     text, streams = [0], Streams(Prg.from_seed(0, "unused"), Prg.from_seed(0, "unused"))
 
@@ -206,9 +210,7 @@ def test_texts_of_a_key_have_the_law_of_the_model_together(kept: bool) -> None:
     the first, it does not pass.
     """
     row = lambda text: NEXT[text[-1]] if text else START  # noqa: E731
-    law = {
-        (a, b): float(row(())[a] * row((a,))[b]) for a in range(3) for b in range(3)
-    }  # fmt: skip
+    law = {(a, b): float(row(())[a] * row((a,))[b]) for a in range(3) for b in range(3)}
     both = {(one, two): law[one] * law[two] for one in law for two in law}
     drawn = []
     for number in range(1500):

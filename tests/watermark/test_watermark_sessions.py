@@ -101,10 +101,21 @@ LINE = Session(bytes(range(16)), "2026-01-31T12:00:00Z", Shape(288, 3, 9)).line(
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"x", LINE[2:], LINE + b" 1", LINE.replace(b"Z", b""), LINE.replace(b" 9", b" 0"),
-     LINE.replace(b" 9", b" -9"), LINE + b" ", LINE.replace(b"00", b"0g"),
-     LINE.replace(b" 288", b" 0288"), LINE.upper(), LINE.replace(b"0", "\u0660".encode())],
-)  # fmt: skip
+    [
+        b"",
+        b"x",
+        LINE[2:],
+        LINE + b" 1",
+        LINE.replace(b"Z", b""),
+        LINE.replace(b" 9", b" 0"),
+        LINE.replace(b" 9", b" -9"),
+        LINE + b" ",
+        LINE.replace(b"00", b"0g"),
+        LINE.replace(b" 288", b" 0288"),
+        LINE.upper(),
+        LINE.replace(b"0", "\u0660".encode()),
+    ],
+)
 def test_other_lines_are_refused(line: bytes, tmp_path: Path) -> None:
     assert Session.of_line(LINE).shape == Shape(288, 3, 9)
     with pytest.raises(ValueError):
@@ -217,15 +228,19 @@ def test_a_worker_gets_its_sessions_noise_alone(pair: Pair, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("verify", "temperature", "marks", "words"),
     [
-        ("marked", 0.8, True, None), ("token", 0.8, False, None), ("race", 0.8, False, None),
+        ("marked", 0.8, True, None),
+        ("token", 0.8, False, None),
+        ("race", 0.8, False, None),
         ("token", 0.8, True, "marks its texts: ask with --verify marked"),
-        ("race", 0.8, True, "marks its texts"), ("post", 0.8, True, "marks its texts"),
-        ("token", 0.0, True, "a --temperature of 0.5 or more"), ("marked", 0.5, True, None),
+        ("race", 0.8, True, "marks its texts"),
+        ("post", 0.8, True, "marks its texts"),
+        ("token", 0.0, True, "a --temperature of 0.5 or more"),
+        ("marked", 0.5, True, None),
         ("marked", 0.49, True, "marks its texts, which takes --temperature 0.5 or more"),
         ("marked", 0.8, False, "serve --mark KEYFILE"),
         ("marked", 0.0, True, "no greedy decoding"),
     ],
-)  # fmt: skip
+)
 def test_a_provider_marks_all_texts_or_none(
     program: str, verify: str, temperature: float, marks: bool, words: str | None
 ) -> None:
@@ -257,12 +272,24 @@ def test_a_provider_marks_all_texts_or_none(
 def options_of(pair: Pair, **changed: Any) -> ServeOptions:
     return replace(
         ServeOptions(
-            pair.private, "127.0.0.1", 0, "local", once=False, sessions=2, sessions_of_one=1,
-            limits=Limits(), studies=False, pool=None, disk_bytes=None, disk_bytes_of_one=None,
-            jobs=1, identity=None, exit_with_parent=False,
+            pair.private,
+            "127.0.0.1",
+            0,
+            "local",
+            once=False,
+            sessions=2,
+            sessions_of_one=1,
+            limits=Limits(),
+            studies=False,
+            pool=None,
+            disk_bytes=None,
+            disk_bytes_of_one=None,
+            jobs=1,
+            identity=None,
+            exit_with_parent=False,
         ),
         **changed,
-    )  # fmt: skip
+    )
 
 
 def test_a_session_is_recorded_when_it_begins_and_at_no_other_time(
@@ -287,7 +314,7 @@ def test_a_session_is_recorded_when_it_begins_and_at_no_other_time(
 
     with _Sessions(
         options, stated, 0, Path("hints"), [], lines.append, lambda event: None
-    ) as serving:  # fmt: skip
+    ) as serving:
         for program, request, words in (
             (COMPLETION, Request(5, 9, 3, 0.7), "--verify marked"),
             (COMPLETION, Request(5, 9, 3, 0.0), "--verify marked"),

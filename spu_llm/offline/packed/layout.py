@@ -134,9 +134,7 @@ class Layout:
 
     def encoded_left(self, x: np.ndarray) -> np.ndarray:
         """Return X_rb of x [units, n, k]: words [units, pairs, blocks, N]."""
-        padded = np.zeros(
-            (self.units, self.pairs * self.rows, self.blocks * self.inner), np.uint64
-        )
+        padded = np.zeros((self.units, self.pairs * self.rows, self.blocks * self.inner), np.uint64)
         padded[:, : self.n, : self.k] = x
         parts = padded.reshape(self.units, self.pairs, self.rows, self.blocks, self.inner)
         parts = parts.swapaxes(2, 3)
@@ -179,6 +177,8 @@ def columns_apart(units: int, n: int, k: int, m: int) -> list[tuple[slice, Layou
         for of, layout in columns_apart(units, n, k, m - most)
     ]
     parts = [(slice(0, most), Layout(units, n, k, most)), *rest]
-    return min(best, parts, key=lambda found: sum(
-        layout.ciphertext_bytes + layout.answer_bytes for _, layout in found
-    ))  # fmt: skip
+    return min(
+        best,
+        parts,
+        key=lambda found: sum(layout.ciphertext_bytes + layout.answer_bytes for _, layout in found),
+    )

@@ -152,7 +152,8 @@ class PackedProducts:
     # ---- the owner
 
     def _send_keys(self, strides: Sequence[int]) -> None:
-        """Send the key and the switching keys of `strides`, as far as they are not sent (step 1).
+        """Send the key and the switching keys of `strides`, as far as they are not sent (step
+        1).
         """
         if self._secret is None:
             self._secret = rlwe.ternary(self._own, 1, N)[0]
@@ -284,7 +285,8 @@ class PackedProducts:
     # ---- what both know
 
     def _public(self, what: str, rank: int, start: int, count: int) -> np.ndarray:
-        """Return public wide polynomials [count, 2, N] number start..: p, or an a, of party `rank`.
+        """Return public wide polynomials [count, 2, N] number start..: p, or an a, of party
+        `rank`.
         """
         label = f"{VERSION}: {what}, {self._common}, {ROLES[rank]},"
         return rlwe.public(label, start, count, 2 * N).reshape(count, 2, N)

@@ -60,7 +60,8 @@ class HintCache:
     """The cache, as a session with one provider uses it."""
 
     def __init__(self, folder: Path, most_bytes: int = HINT_CACHE_BYTES) -> None:
-        """Take `folder`, of the provider's hints (`peer_folder`), and `most_bytes`, of all folders.
+        """Take `folder`, of the provider's hints (`peer_folder`), and `most_bytes`, of all
+        folders.
         """
         self.folder, self._root, self._most = folder, folder.parent, most_bytes
         self._asked = 0  # bytes of all hints of this session

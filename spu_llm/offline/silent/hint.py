@@ -54,7 +54,8 @@ def public_inputs(matrix: Matrix, start: int, count: int) -> np.ndarray:
 
 
 def public_key_base() -> np.ndarray:
-    """Return p: words [N]. Fixed: a p of somebody's choice, zero for one, would show the weights.
+    """Return p: words [N]. Fixed: a p of somebody's choice, zero for one, would show the
+    weights.
     """
     return ring.public(f"{VERSION}: p", 0, 1)[0]
 

@@ -59,10 +59,7 @@ def exact_product(words: np.ndarray, small: np.ndarray) -> np.ndarray:
     signed = words.view(np.int64) >> np.int64(SPARE_BITS)
     low = signed & np.int64((1 << _LIMB) - 1)
     high = (signed - low) >> np.int64(_LIMB)
-    out = [
-        whole(transform(limb.astype(np.float64)) * small)
-        for limb in (low, high)
-    ]
+    out = [whole(transform(limb.astype(np.float64)) * small) for limb in (low, high)]
     return (out[0] + (out[1] << np.int64(_LIMB))).view(np.uint64) << _SPARE
 
 

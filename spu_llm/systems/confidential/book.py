@@ -96,9 +96,7 @@ class Book:
         self._secrets: list[Secret] = []
         self._key = os.urandom(KEY_BYTES) if folder is None else _key_in(folder)
 
-    def rows(
-        self, public: Public, prompt: Prompt, limits: Limits
-    ) -> tuple[list[Any], int, float]:
+    def rows(self, public: Public, prompt: Prompt, limits: Limits) -> tuple[list[Any], int, float]:
         """Return tokens int32 [n] of the prompt and of fakes, in a secret order; where the prompt
         is; what a guess reaches at most. Entered before it is returned. InputError where nothing
         may be sent: too few fakes, a secret that was sent too often, or that stands in the clear,
@@ -120,9 +118,8 @@ class Book:
         return *shuffled(list(rows), prg.child(f"order of {which}")), most
 
     def _first(
-        self, public: Public, prompt: Prompt, own: list[str], context: str, limits: Limits,
-        prg: Prg,
-    ) -> tuple[np.ndarray, float]:  # fmt: skip
+        self, public: Public, prompt: Prompt, own: list[str], context: str, limits: Limits, prg: Prg
+    ) -> tuple[np.ndarray, float]:
         used = [word for secret in self._secrets for word in secret.candidates[0]]
         if any(_is_alike(word, other) for word in own for other in used):
             raise InputError(
@@ -133,9 +130,11 @@ class Book:
         rows = alike(public, prompt, prg, limits)
         candidates = [typed(public.tokenizer, prompt, row) for row in rows]
         secret = Secret(
-            [words for words in candidates if words is not None], limits.eta, public.digest,
+            [words for words in candidates if words is not None],
+            limits.eta,
+            public.digest,
             {context: log_probabilities(public, prompt, rows).tolist()},
-        )  # fmt: skip
+        )
         self._secrets.append(secret)
         return rows, secret.most()
 
@@ -202,9 +201,7 @@ def _key_in(folder: Path) -> bytes:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_mode & 0o077:
-            raise InputError(
-                f"others can read {folder}, which is to hold secrets; chmod 700 it"
-            )
+            raise InputError(f"others can read {folder}, which is to hold secrets; chmod 700 it")
         path = folder / _KEY
         if not path.exists():  # with a key there is an account
             replace_whole(folder / _SECRETS, b"[]")

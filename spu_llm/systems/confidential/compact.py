@@ -29,9 +29,13 @@ class Compact(Held):
     """Prompts of equal length that differ in the positions `fakes`; number `own` is exact."""
 
     def __init__(
-        self, config: ModelConfig, prompts: Sequence[Sequence[int]], public: Sequence[int],
-        fakes: Sequence[int], own: int,
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        prompts: Sequence[Sequence[int]],
+        public: Sequence[int],
+        fakes: Sequence[int],
+        own: int,
+    ) -> None:
         super().__init__(config, prompts, public)
         self._own, self._fakes = own, np.asarray(fakes)
         self._others = np.array([i for i in range(len(prompts)) if i != own])
@@ -54,11 +58,13 @@ class Compact(Held):
 
     def _keep(self, keys: np.ndarray, values: np.ndarray) -> None:
         both = (keys, values)
-        self._parts.append([
-            self._pair(both, [self._own], slice(None)),
-            self._pair(both, self._others[:1], self._around),
-            self._pair(both, self._others, self._fakes),
-        ])  # fmt: skip
+        self._parts.append(
+            [
+                self._pair(both, [self._own], slice(None)),
+                self._pair(both, self._others[:1], self._around),
+                self._pair(both, self._others, self._fakes),
+            ]
+        )
 
     @staticmethod
     def _pair(

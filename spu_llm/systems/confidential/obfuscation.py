@@ -102,7 +102,8 @@ class Limits:
 
 
 class TooFewError(InputError):
-    """The public model finds fewer fake prompts than the user wants at least: lambda < lambda_min.
+    """The public model finds fewer fake prompts than the user wants at least: lambda <
+    lambda_min.
     """
 
     def __init__(self, found: int, fewest: int) -> None:
@@ -209,9 +210,14 @@ def _fit(
 
 
 def _pruned(
-    public: Public, beam: _Beam, own: int, allowed: np.ndarray | None,
-    fits: Callable[[np.ndarray], np.ndarray] | None, limits: Limits, prg: Prg,
-) -> _Beam:  # fmt: skip
+    public: Public,
+    beam: _Beam,
+    own: int,
+    allowed: np.ndarray | None,
+    fits: Callable[[np.ndarray], np.ndarray] | None,
+    limits: Limits,
+    prg: Prg,
+) -> _Beam:
     """Take step 1 at one position of a span; `own`: the prompt's token there. `fits`: what of the
     rows that stay does not drop out.
     """
@@ -268,9 +274,7 @@ def typed(tokenizer: Tokenizer, prompt: Prompt, row: np.ndarray) -> list[str] | 
     return found if sent_with(tokenizer, prompt, found) == row.tolist() else None
 
 
-def sent_with(
-    tokenizer: Tokenizer, prompt: Prompt, secrets: Sequence[str]
-) -> list[int] | None:
+def sent_with(tokenizer: Tokenizer, prompt: Prompt, secrets: Sequence[str]) -> list[int] | None:
     """Return the tokens of the prompt with these secrets; None where they would be sent in another
     way: as other targets, repeats or public tokens than the prompt's, or not, being in the clear,
     too.
@@ -294,8 +298,7 @@ def stand_clear(prompt: Prompt, secrets: Sequence[str]) -> bool:
     """Return whether the word of one of these also stands outside of the spans, by itself."""
     words = [re.escape(said(secret)[1].strip()) for secret in secrets]
     return any(
-        word and re.search(rf"(?<!\w){word}(?!\w)", around(prompt), re.IGNORECASE)
-        for word in words
+        word and re.search(rf"(?<!\w){word}(?!\w)", around(prompt), re.IGNORECASE) for word in words
     )
 
 
@@ -306,10 +309,12 @@ def _starts(public: Public, prompt: Prompt) -> dict[int, np.ndarray]:
     tokenizer, found = public.tokenizer, {}
     for target, (left, _) in zip(prompt.targets, prompt.edges, strict=True):
         if left:
-            found[target.start] = np.array([
-                tokenizer.token_bytes([i]).startswith(left)
-                for i in range(public.scorer.vocab_size)
-            ])  # fmt: skip
+            found[target.start] = np.array(
+                [
+                    tokenizer.token_bytes([i]).startswith(left)
+                    for i in range(public.scorer.vocab_size)
+                ]
+            )
     return found
 
 
@@ -318,5 +323,3 @@ def log_probabilities(public: Public, prompt: Prompt, rows: np.ndarray) -> np.nd
     first = prompt.targets[0].start
     before = public.before(prompt.tokens, first)
     return public.scorer.log_probability(before, rows[:, first:])
-
-

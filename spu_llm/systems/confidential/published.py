@@ -164,4 +164,3 @@ def _probabilities(public: Public, before: list[int], own: list[int]) -> list[fl
 
 def _joint(public: Public, before: list[int], own: list[int]) -> float:
     return float(np.exp(public.scorer.log_probability(before, np.array([own]))[0]))
-

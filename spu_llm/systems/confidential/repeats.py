@@ -38,10 +38,12 @@ class Repeats:
         """Return whether tokens [m, n] in target `first` can be said again in all later targets
         that repeat it, bool [m].
         """
-        return np.array([
-            all(self._tokens(i, row) is not None for i in self._later[first])
-            for row in rows.tolist()
-        ])  # fmt: skip
+        return np.array(
+            [
+                all(self._tokens(i, row) is not None for i in self._later[first])
+                for row in rows.tolist()
+            ]
+        )
 
     def tokens(self, later: int, rows: np.ndarray) -> np.ndarray:
         """Return the tokens int32 [m, n'] of target `later`, where tokens [m, n] that fit are in
@@ -74,8 +76,10 @@ class Repeats:
         they are not as many as the target's.
         """
         targets, tokens, token_bytes = (
-            self._prompt.targets, self._prompt.tokens, self._tokenizer.token_bytes
-        )  # fmt: skip
+            self._prompt.targets,
+            self._prompt.tokens,
+            self._tokenizer.token_bytes,
+        )
         stops = [*(target.start for target in targets), len(tokens)]
         n, (left, right) = len(targets[later]), self._prompt.edges[later]
         start = tokens[targets[later - 1].stop : targets[later].start]

@@ -45,9 +45,7 @@ class ClientSide:
     interrupted: Callable[[], bool] = lambda: False  # whether the text is to end where it is
 
     def __post_init__(self) -> None:
-        self._emitted = Emitted(
-            self.tokenizer, Stops.of(self.stop, self.tokenizer), self.on_text
-        )
+        self._emitted = Emitted(self.tokenizer, Stops.of(self.stop, self.tokenizer), self.on_text)
         self._branching = self.branching or Single(self.streams)
         self._branches: list[Branch] = []
         self._raised = np.zeros((0, 0))  # rows of `_next`
@@ -84,9 +82,7 @@ class ClientSide:
             return Branch([], np.zeros((0, self.tokenizer.vocab_size)), streams)
         assert self.drafter is not None
         drafts, q = self.drafter.propose(
-            text,
-            count,
-            lambda logits, position: self.verifier.propose(logits, position, streams),
+            text, count, lambda logits, position: self.verifier.propose(logits, position, streams)
         )
         return Branch(drafts, q, streams)
 
@@ -191,9 +187,8 @@ class ClientSide:
         stay, found = [], []
         for branch, outcome in zip(self._branches, outcomes, strict=True):
             k, token = self.verifier.resolve(
-                outcome, branch.drafts, branch.q,
-                functools.partial(_uniform, branch.streams),
-            )  # fmt: skip
+                outcome, branch.drafts, branch.q, functools.partial(_uniform, branch.streams)
+            )
             stay.append(k)
             found.append([*branch.drafts[:k], token])
         won = self._branching.choose(self.tokens, found, limit)

@@ -81,9 +81,8 @@ def complete(
 
 
 def held_weights(
-    session: PartySession, config: ModelConfig, job: Job[Any, Any],
-    part: Part = WholeModel(),  # noqa: B008 - frozen
-) -> Any:  # fmt: skip
+    session: PartySession, config: ModelConfig, job: Job[Any, Any], part: Part = WholeModel()
+) -> Any:
     """Return the private model's weights of a part as values of the session; the provider has them
     in memory, or reads them.
     """
@@ -207,6 +206,7 @@ def _cost(name: str, entries: Sequence[Entry]) -> dict[str, Any]:
     traffic = sum((e.traffic for e in entries), Traffic())
     seconds = sum((e.seconds for e in entries), 0.0)
     return {
-        f"{name}seconds": seconds, f"{name}bytes": traffic.bytes,
+        f"{name}seconds": seconds,
+        f"{name}bytes": traffic.bytes,
         f"{name}messages": traffic.messages,
-    }  # fmt: skip
+    }

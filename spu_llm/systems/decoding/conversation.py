@@ -94,15 +94,11 @@ def converse(
     declare(session, completion)
 
     def prefill(inputs: JudgeInputs, then: int | None) -> Judged:
-        prompt = rows_of_client(
-            session, completion, _side(client), rows, ClientSide.prefill_input
-        )
+        prompt = rows_of_client(session, completion, _side(client), rows, ClientSide.prefill_input)
         return decoder.prefill(prompt, inputs, then)
 
     def extend(inputs: JudgeInputs, then: int | None) -> Judged:
-        turn = rows_of_client(
-            session, completion, _side(client), rows, ClientSide.turn_input, rows
-        )
+        turn = rows_of_client(session, completion, _side(client), rows, ClientSide.turn_input, rows)
         return decoder.extend(turn, inputs, retained, then)
 
     if hidden:
@@ -134,14 +130,13 @@ def _side(client: Turns | None) -> ClientSide | None:
 
 
 def _retained(client: Turns | None, count: int) -> Retained:
-    """Return which rows of the last step the client keeps, bool [1, count]; None at the provider.
+    """Return which rows of the last step the client keeps, bool [1, count]; None at the
+    provider.
     """
     return None if client is None else client.side.retained(count)[None]
 
 
-def _next_rows(
-    session: Session, client: Turns | None, steps: int, hidden: bool, room: int
-) -> int:
+def _next_rows(session: Session, client: Turns | None, steps: int, hidden: bool, room: int) -> int:
     """Wait for the client's next turn; return how many rows it has, or -1 if there is none. Raise
     WireError when the client has nothing to say for too long.
     """

@@ -52,12 +52,7 @@ class Decoder:
     """Sequences that are continued together. ValueError when a step does not fit the layout."""
 
     def __init__(
-        self,
-        session: Session,
-        layout: Layout,
-        judge: Judge,
-        weights: Any,
-        text: Text | None = None,
+        self, session: Session, layout: Layout, judge: Judge, weights: Any, text: Text | None = None
     ) -> None:
         """Build the layout's programs. `text`: what stands before every lane's prompt, where the
         layout has rows for it.
@@ -141,9 +136,15 @@ class Decoder:
             for count in counts:
                 place = Place(*_place_shapes(layout, count, size))
                 run(
-                    programs.decode, self._weights, layout.rows_in(count), place,
-                    *self.judge_shapes(count), shared, shape((), np.int32), *prefix,
-                )  # fmt: skip
+                    programs.decode,
+                    self._weights,
+                    layout.rows_in(count),
+                    place,
+                    *self.judge_shapes(count),
+                    shared,
+                    shape((), np.int32),
+                    *prefix,
+                )
         if layout.packs:
             kept = shape((layout.lanes, layout.live_rows), np.int32)
             run(pack(layout.sizes[-1], layout.inside), kept, shared)
@@ -169,7 +170,8 @@ class Decoder:
         return side_by_side(drawn)
 
     def judge_shapes(self, count: int) -> JudgeInputs:
-        """Return the shapes of what the parties put into the judge of `count` rows of every lane.
+        """Return the shapes of what the parties put into the judge of `count` rows of every
+        lane.
         """
         layout = self._layout
 
@@ -229,17 +231,29 @@ class Decoder:
         return Place(*placed)
 
     def _after(
-        self, count: int, then: int | None, function: SecureFunction, tokens: Any,
+        self,
+        count: int,
+        then: int | None,
+        function: SecureFunction,
+        tokens: Any,
         inputs: JudgeInputs,
-    ) -> Judged:  # fmt: skip
+    ) -> Judged:
         """Run a forward whose `count` rows are written after the rows that there are."""
         self._make_room(count)
         place = self._place(count)
         at = public(np.int32(self._written))
         return self._forward(
-            count, then, function, tokens, place, *inputs, self._shared, at, self._prefix,
+            count,
+            then,
+            function,
+            tokens,
+            place,
+            *inputs,
+            self._shared,
+            at,
+            self._prefix,
             self._hidden,
-        )  # fmt: skip
+        )
 
     def _forward(
         self, count: int, then: int | None, function: SecureFunction, *args: Any

@@ -15,9 +15,7 @@ class Emitted:
     `on_text` receives text as soon as no stop can take it back.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, stops: Stops, on_text: Callable[[str], None]
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Stops, on_text: Callable[[str], None]) -> None:
         self.tokens: list[int] = []
         self.text = ""
         self.finish_reason = ""

@@ -53,9 +53,7 @@ class Completion:
     layout: Layout
 
     @staticmethod
-    def of(
-        config: ModelConfig, request: Course, before: Before = Before()  # noqa: B008 - frozen
-    ) -> Completion:
+    def of(config: ModelConfig, request: Course, before: Before = Before()) -> Completion:
         """Return the completion of a request to a model. Raise InputError when the request does not
         fit the model, after the provider's own text.
         """
@@ -64,9 +62,13 @@ class Completion:
         request.check_before(before)
         prefix = before.rows + len(request.public_prefix)
         layout = replace(
-            layout_of(left, request), config=config, sizes=request.sizes(left, prefix),
-            prefix=prefix, padded=before.padded, public=len(request.public_prefix),
-        )  # fmt: skip
+            layout_of(left, request),
+            config=config,
+            sizes=request.sizes(left, prefix),
+            prefix=prefix,
+            padded=before.padded,
+            public=len(request.public_prefix),
+        )
         return Completion(request, request.judge(config), request.limit(left), layout)
 
     @property
@@ -149,9 +151,7 @@ def generate(
     request = completion.request
     declare(session, completion)
     if request.hide_progress:
-        session.local(
-            CLIENT, ClientSide.keep_time, client, request.draft_length, completion.limit
-        )
+        session.local(CLIENT, ClientSide.keep_time, client, request.draft_length, completion.limit)
 
     def prefill(inputs: JudgeInputs, then: int | None) -> Judged:
         prompt = rows_of_client(
@@ -237,12 +237,8 @@ def _resolve(
     limit, hidden = completion.limit, completion.request.hide_progress
     seen = jax.tree.map(session.get, judged.outcome)
     local = session.alone if hidden else session.local
-    settled = local(
-        CLIENT, ClientSide.settle, client, seen, limit, completion.request.draft_length
-    )
-    progress = session.private(
-        CLIENT, _progress, completion.announced, np.int32, settled, hidden
-    )
+    settled = local(CLIENT, ClientSide.settle, client, seen, limit, completion.request.draft_length)
+    progress = session.private(CLIENT, _progress, completion.announced, np.int32, settled, hidden)
     heard = session.get(session.call(announce_end if hidden else announce, progress))
     assert heard is not None
     if hidden:

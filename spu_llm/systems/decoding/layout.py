@@ -57,17 +57,22 @@ class Part(Protocol):
         """Return the one row of each lane that a prefill of these lengths gives; None: all rows."""
 
     def forward(
-        self, layout: Layout, weights: Any, given: Array, at: Rows, cache: Block,
-        before: Prefix | None, ends: tuple[int, ...] | None,
-    ) -> tuple[Array, Block, Outside]:  # fmt: skip
+        self,
+        layout: Layout,
+        weights: Any,
+        given: Array,
+        at: Rows,
+        cache: Block,
+        before: Prefix | None,
+        ends: tuple[int, ...] | None,
+    ) -> tuple[Array, Block, Outside]:
         """Return a forward's rows [L n, d], or [L, d] where `ends` names one row of each lane, the
         cache, and what left its range (`models.family.Family`).
         """
 
 
 class ClientPart(Protocol):
-    """What the client computes in the clear before and after a part whose rows are opened to it.
-    """
+    """What the client computes in the clear before and after a part whose rows are opened to it."""
 
     def up(self, tokens: Any, at: int) -> np.ndarray:
         """Return the rows float32 [n, d] that go into the part, of tokens from `at` on."""
@@ -106,9 +111,15 @@ class WholeModel:
         return tuple(length - 1 for length in prompts)
 
     def forward(
-        self, layout: Layout, weights: Any, given: Array, at: Rows, cache: Block,
-        before: Prefix | None, ends: tuple[int, ...] | None,
-    ) -> tuple[Array, Block, Outside]:  # fmt: skip
+        self,
+        layout: Layout,
+        weights: Any,
+        given: Array,
+        at: Rows,
+        cache: Block,
+        before: Prefix | None,
+        ends: tuple[int, ...] | None,
+    ) -> tuple[Array, Block, Outside]:
         family, config = family_of(layout.config), layout.config
         # A table of positions that is the provider's secret has a hint of its own: it may follow
         # from that secret alone, not from what the client chooses.

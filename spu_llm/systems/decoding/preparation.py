@@ -81,9 +81,12 @@ def demand_of(
 
 
 def dry_course(
-    session: DrySession, completion: Completion, weights: Any, accepted: Sequence[int],
+    session: DrySession,
+    completion: Completion,
+    weights: Any,
+    accepted: Sequence[int],
     text: Text | None = None,
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """Go through the prefill and then a step for each of `accepted`, in which so many drafts stay;
     yields after each.
     """
@@ -146,16 +149,18 @@ def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, A
         nothing = Taken(kind, 0)
         entries = [e for e in session.meter.entries if e.kind == "pool" and e.name == name]
         traffic = sum((e.traffic for e in entries), Traffic())
-        rows.append({
-            "kind": name,
-            "prefill_units": prefill.material.get(name, nothing).units,
-            "step_units": step.material.get(name, nothing).units,
-            "needed_units": taken.units,
-            "available_units": session.pool.available(kind),
-            "made_units": len(entries) * kind.chunk,
-            "seconds": round(sum(e.seconds for e in entries), 3),
-            "bytes": traffic.bytes,
-            "messages": traffic.messages,
-            "stored_bytes": session.pool.stored_bytes(kind),
-        })
+        rows.append(
+            {
+                "kind": name,
+                "prefill_units": prefill.material.get(name, nothing).units,
+                "step_units": step.material.get(name, nothing).units,
+                "needed_units": taken.units,
+                "available_units": session.pool.available(kind),
+                "made_units": len(entries) * kind.chunk,
+                "seconds": round(sum(e.seconds for e in entries), 3),
+                "bytes": traffic.bytes,
+                "messages": traffic.messages,
+                "stored_bytes": session.pool.stored_bytes(kind),
+            }
+        )
     return rows

@@ -89,14 +89,27 @@ def admit(request: Request, held: Held, model: ModelConfig) -> None:
 
 
 COMPLETION = Program(
-    "completion", "spu_llm.systems.decoding.completion", Request, ClientInputs, Request.check,
+    "completion",
+    "spu_llm.systems.decoding.completion",
+    Request,
+    ClientInputs,
+    Request.check,
     admit=admit,
-)  # fmt: skip
+)
 PREPARATION = Program(
-    "preparation", "spu_llm.systems.decoding.preparation", PrepareRequest,
-    check=PrepareRequest.check, needs_pool=True, admit=admit,
-)  # fmt: skip
+    "preparation",
+    "spu_llm.systems.decoding.preparation",
+    PrepareRequest,
+    check=PrepareRequest.check,
+    needs_pool=True,
+    admit=admit,
+)
 CHAT = Program(
-    "chat", "spu_llm.systems.decoding.chat", ChatRequest, ClientInputs, ChatRequest.check,
-    admit=admit, hears=True,
-)  # fmt: skip
+    "chat",
+    "spu_llm.systems.decoding.chat",
+    ChatRequest,
+    ClientInputs,
+    ChatRequest.check,
+    admit=admit,
+    hears=True,
+)

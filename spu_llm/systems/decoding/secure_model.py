@@ -19,17 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.cache import (
-    HIDDEN,
-    Block,
-    Prefix,
-    Rows,
-    begun,
-    lengthened,
-    packed,
-    padding,
-    see,
-)
+from models.cache import HIDDEN, Block, Prefix, Rows, begun, lengthened, packed, padding, see
 from models.family import ModelConfig, Outside, Params, family_of
 from protocols.arithmetic.known_rows import known_rows
 from protocols.functions.in_range import when_in_range
@@ -119,9 +109,13 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         return Prefix(None if layout.inside else prefix, layout.prefix, hidden)
 
     def prefill(
-        weights: Any, given: Array, client: Any, provider: Any, prefix: Block | None,
+        weights: Any,
+        given: Array,
+        client: Any,
+        provider: Any,
+        prefix: Block | None,
         hidden: Array | None,
-    ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
+    ) -> tuple[Any, Any, Block, Block | None]:
         lanes, n = given.shape[:2]
         capacity = layout.sizes[0]
         # Padding comes last, so that no row of the text sees it.
@@ -136,16 +130,30 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         return *judged(weights, rows, outside, client, provider), shared, prefix
 
     def decode(
-        weights: Any, given: Array, place: Place, client: Any, provider: Any,
-        shared: Block, at: Array, prefix: Block | None, hidden: Array | None,
-    ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
+        weights: Any,
+        given: Array,
+        place: Place,
+        client: Any,
+        provider: Any,
+        shared: Block,
+        at: Array,
+        prefix: Block | None,
+        hidden: Array | None,
+    ) -> tuple[Any, Any, Block, Block | None]:
         rows, shared, outside = after_shared(weights, given, place, shared, at, prefix, hidden)
         return *judged(weights, rows, outside, client, provider), shared, prefix
 
     def extend(
-        weights: Any, given: Array, place: Place, client: Any, provider: Any,
-        shared: Block, at: Array, prefix: Block | None, hidden: Array | None,
-    ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
+        weights: Any,
+        given: Array,
+        place: Place,
+        client: Any,
+        provider: Any,
+        shared: Block,
+        at: Array,
+        prefix: Block | None,
+        hidden: Array | None,
+    ) -> tuple[Any, Any, Block, Block | None]:
         last = (given.shape[1] - 1,) * layout.lanes
         rows, shared, outside = after_shared(
             weights, given, place, shared, at, prefix, hidden, last
@@ -153,9 +161,15 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         return *judged(weights, rows, outside, client, provider), shared, prefix
 
     def after_shared(
-        weights: Any, given: Array, place: Place, shared: Block, at: Array, prefix: Block | None,
-        hidden: Array | None, ends: tuple[int, ...] | None = None,
-    ) -> tuple[Array, Block, Outside]:  # fmt: skip
+        weights: Any,
+        given: Array,
+        place: Place,
+        shared: Block,
+        at: Array,
+        prefix: Block | None,
+        hidden: Array | None,
+        ends: tuple[int, ...] | None = None,
+    ) -> tuple[Array, Block, Outside]:
         (positions, visible), before = place, after(prefix, hidden)
         if layout.hidden:
             visible = jnp.where(visible, 0, HIDDEN)
@@ -199,9 +213,8 @@ def by_branch(rows: Array, branches: int) -> Array:
 
 
 def share_weights(
-    session: Session, config: ModelConfig, params: Params | None,
-    part: Part = WholeModel(),  # noqa: B008 - frozen
-) -> Any:  # fmt: skip
+    session: Session, config: ModelConfig, params: Params | None, part: Part = WholeModel()
+) -> Any:
     """Return the provider's weights of a part, folded, as private values; the client, who has none,
     passes None. Raise InputError at the provider when activations may leave their ranges.
     """

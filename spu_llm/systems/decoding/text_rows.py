@@ -15,7 +15,8 @@ class TextRows:
     """
 
     def __init__(self, lengths: Sequence[int], branches: int = 1) -> None:
-        """Begin with prompts of so many tokens, padded to the longest. `branches`: of every step.
+        """Begin with prompts of so many tokens, padded to the longest. `branches`: of every
+        step.
         """
         self._text = np.arange(max(lengths))[None, :] < np.asarray(lengths)[:, None]
         self._branches = branches

@@ -63,9 +63,12 @@ def audit(
 
 
 def judged(
-    with_canary: np.ndarray, without: np.ndarray, claimed: float, delta: float,
+    with_canary: np.ndarray,
+    without: np.ndarray,
+    claimed: float,
+    delta: float,
     confidence: float = 0.999,
-) -> Found:  # fmt: skip
+) -> Found:
     """Judge by both worlds' scores, float64 [runs] each; their first half chooses the threshold."""
     runs = len(with_canary)
     half = runs // 2
@@ -76,9 +79,13 @@ def judged(
     )
     positives = with_canary[half:] >= threshold, without[half:] >= threshold
     return Found(
-        _lower(with_canary[half:], without[half:], threshold, delta, level), claimed, delta, runs,
-        float(positives[0].mean()), float(positives[1].mean()),
-    )  # fmt: skip
+        _lower(with_canary[half:], without[half:], threshold, delta, level),
+        claimed,
+        delta,
+        runs,
+        float(positives[0].mean()),
+        float(positives[1].mean()),
+    )
 
 
 def rate_bounds(successes: int, tries: int, level: float) -> tuple[float, float]:
@@ -103,8 +110,9 @@ def _lower(
     sizes = len(with_canary), len(without)
     misses = sizes[1] - hits[1], sizes[0] - hits[0]
     for (more, of_more), (less, of_less) in (
-        ((hits[0], sizes[0]), (hits[1], sizes[1])), ((misses[0], sizes[1]), (misses[1], sizes[0])),
-    ):  # fmt: skip
+        ((hits[0], sizes[0]), (hits[1], sizes[1])),
+        ((misses[0], sizes[1]), (misses[1], sizes[0])),
+    ):
         low, _ = rate_bounds(more, of_more, level / 2)
         _, high = rate_bounds(less, of_less, level / 2)
         if low > delta:

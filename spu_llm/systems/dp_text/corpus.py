@@ -73,9 +73,15 @@ def method_for(wanted: Wanted) -> Method:
         raise InputError(f"{w.method} needs --epsilon")
     # Whatever the method, its sizes are checked alike.
     parameters = Parameters.for_budget(
-        w.epsilon, w.delta, batch=w.batch, temperature=w.temperature, top_k=w.top_k,
-        max_new_tokens=w.max_new_tokens, adjacency=w.adjacency, centre=w.centre,
-    )  # fmt: skip
+        w.epsilon,
+        w.delta,
+        batch=w.batch,
+        temperature=w.temperature,
+        top_k=w.top_k,
+        max_new_tokens=w.max_new_tokens,
+        adjacency=w.adjacency,
+        centre=w.centre,
+    )
     if ours:
         return {"invisibleink": invisible_ink, "full-vocabulary": full_vocabulary}[w.method](
             parameters
@@ -83,9 +89,14 @@ def method_for(wanted: Wanted) -> Method:
     name, _, published = w.method.partition("-")
     kinds = {"amin": amin.for_budget, "adapmixed": adapmixed.for_budget}
     return kinds[name](
-        w.epsilon, w.delta, batch=w.batch, max_new_tokens=w.max_new_tokens,
-        temperature=w.temperature, adjacency=w.adjacency, published=bool(published),
-    )  # fmt: skip
+        w.epsilon,
+        w.delta,
+        batch=w.batch,
+        max_new_tokens=w.max_new_tokens,
+        temperature=w.temperature,
+        adjacency=w.adjacency,
+        published=bool(published),
+    )
 
 
 def augpe_for(wanted: Wanted) -> augpe.AugPE:
@@ -93,9 +104,13 @@ def augpe_for(wanted: Wanted) -> augpe.AugPE:
     if wanted.epsilon is None or wanted.centre:
         raise InputError("augpe needs --epsilon, and has no --centre")
     return augpe.for_budget(
-        wanted.epsilon, wanted.delta, max_new_tokens=wanted.max_new_tokens,
-        temperature=wanted.temperature, top_k=wanted.top_k, adjacency=wanted.adjacency,
-    )  # fmt: skip
+        wanted.epsilon,
+        wanted.delta,
+        max_new_tokens=wanted.max_new_tokens,
+        temperature=wanted.temperature,
+        top_k=wanted.top_k,
+        adjacency=wanted.adjacency,
+    )
 
 
 def check_texts(texts: int, references: int, batch: int) -> None:
@@ -118,41 +133,66 @@ class Model:
 
 
 def write_corpus(
-    out: Path, wanted: Wanted, model: Model, prompts: Prompts, references: Sequence[str],
+    out: Path,
+    wanted: Wanted,
+    model: Model,
+    prompts: Prompts,
+    references: Sequence[str],
     say: Callable[[str], None] = lambda what: None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Write the texts to `out`, its ledger and its statement, which is returned; or go on with what
     an earlier run began there. InputError before anything is spent.
     """
     run = {
-        **asdict(wanted), "query": prompts.query, "reference_tokens": prompts.reference_tokens,
-        "model": model.digest, "tokenizer": prompts.tokenizer.digest,
-    }  # fmt: skip
+        **asdict(wanted),
+        "query": prompts.query,
+        "reference_tokens": prompts.reference_tokens,
+        "model": model.digest,
+        "tokenizer": prompts.tokenizer.digest,
+    }
     say_text = _progress(wanted.texts, say)
     if wanted.method == "augpe":
         settings = augpe_for(wanted)
         if wanted.texts < 1:
             raise InputError(f"--texts must be 1 or more, found {wanted.texts}")
         found = statement(
-            name="augpe", event=settings.event, facts=asdict(settings), run=run, texts=1,
-            guarantee=HOLDS_BUT_FOR_ROUNDING, adjacency=wanted.adjacency, delta=wanted.delta,
-        )  # fmt: skip
+            name="augpe",
+            event=settings.event,
+            facts=asdict(settings),
+            run=run,
+            texts=1,
+            guarantee=HOLDS_BUT_FOR_ROUNDING,
+            adjacency=wanted.adjacency,
+            delta=wanted.delta,
+        )
         with ledger_file.opened(out, run, references, spends_of(found)) as file:
             write_statement(out, found)
             if file.done < wanted.texts:
                 prg = file.begin(wanted.texts)
                 made, _ = augpe.corpus(
-                    settings, model.config, model.weights, prompts, references, wanted.texts, prg,
+                    settings,
+                    model.config,
+                    model.weights,
+                    prompts,
+                    references,
+                    wanted.texts,
+                    prg,
                     say,
-                )  # fmt: skip
+                )
                 file.add([_line(text, prompts) for text in made])
         return found
     method = method_for(wanted)
     check_texts(wanted.texts, len(references), method.batch)
     found = statement(
-        name=method.name, event=method.event, facts=method.facts, guarantee=method.guarantee,
-        adjacency=wanted.adjacency, delta=wanted.delta, texts=wanted.texts, run=run,
-    )  # fmt: skip
+        name=method.name,
+        event=method.event,
+        facts=method.facts,
+        guarantee=method.guarantee,
+        adjacency=wanted.adjacency,
+        delta=wanted.delta,
+        texts=wanted.texts,
+        run=run,
+    )
     generator = Generator(method, model.config, model.weights, prompts)
     parts = batches(references, method.batch)
 
@@ -183,8 +223,10 @@ def write_statement(out: Path, found: dict[str, Any]) -> None:
 
 def _line(text: Made, prompts: Prompts) -> dict[str, Any]:
     return {
-        "text": prompts.tokenizer.decode(text.tokens), "tokens": text.tokens, "ended": text.ended
-    }  # fmt: skip
+        "text": prompts.tokenizer.decode(text.tokens),
+        "tokens": text.tokens,
+        "ended": text.ended,
+    }
 
 
 def _progress(texts: int, say: Callable[[str], None]) -> Callable[[int, int], None]:

@@ -63,9 +63,13 @@ class Lanes:
         if self._at >= self._new:
             raise ValueError(f"there is room for {self._new} new tokens")
         logits, self._cache = self._step(
-            self._weights, self._cache, np.broadcast_to(np.asarray(token, np.int32), (self.lanes,)),
-            self._lengths, np.int32(self.room), np.int32(self._at),
-        )  # fmt: skip
+            self._weights,
+            self._cache,
+            np.broadcast_to(np.asarray(token, np.int32), (self.lanes,)),
+            self._lengths,
+            np.int32(self.room),
+            np.int32(self._at),
+        )
         self._at += 1
         self.calls += self.lanes
         return np.asarray(logits)
@@ -111,9 +115,13 @@ def _compiled(config: ModelConfig, head: Any) -> tuple[Any, Any, Any]:
 
 
 def _prefill(
-    config: ModelConfig, head: Any, weights: Any, cache: Block, tokens: jax.Array,
+    config: ModelConfig,
+    head: Any,
+    weights: Any,
+    cache: Block,
+    tokens: jax.Array,
     lengths: jax.Array,
-) -> tuple[jax.Array, Block]:  # fmt: skip
+) -> tuple[jax.Array, Block]:
     """Return the logits after each prompt of [lanes, room], padded on the right, and the cache."""
     lanes, room = tokens.shape
     out, written = _forward(
@@ -139,14 +147,21 @@ def _from_start(lanes: int, room: int, cache: Block) -> Rows:
     seen = jnp.arange(cache.positions)[None] <= jnp.arange(room)[:, None]
     return Rows(
         jnp.tile(jnp.arange(room, dtype=jnp.int32), (lanes, 1)),
-        jnp.broadcast_to(seen, (lanes, *seen.shape)), 0,
-    )  # fmt: skip
+        jnp.broadcast_to(seen, (lanes, *seen.shape)),
+        0,
+    )
 
 
 def _step(
-    config: ModelConfig, head: Any, weights: Any, cache: Block, tokens: jax.Array,
-    lengths: jax.Array, room: jax.Array, number: jax.Array,
-) -> tuple[jax.Array, Block]:  # fmt: skip
+    config: ModelConfig,
+    head: Any,
+    weights: Any,
+    cache: Block,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    room: jax.Array,
+    number: jax.Array,
+) -> tuple[jax.Array, Block]:
     """Compute the logits of one new token a lane, after its own prompt, and the cache, in which all
     of these tokens have the row `room + number`.
     """

@@ -135,9 +135,11 @@ def _failures(out: Path) -> Iterator[None]:
 
 
 def write(
-    file: CorpusFile, wanted: int, make: Callable[[int, Prg], dict[str, Any]],
+    file: CorpusFile,
+    wanted: int,
+    make: Callable[[int, Prg], dict[str, Any]],
     on_text: Callable[[int], None] = lambda done: None,
-) -> None:  # fmt: skip
+) -> None:
     """Write all texts from `file.done` on, one by one: make(number, randomness) gives each."""
     on_text(file.done)
     while file.done < wanted:
@@ -147,9 +149,12 @@ def write(
 
 
 def _state(
-    out: Path, descriptor: int, run: dict[str, Any], references: Sequence[str],
+    out: Path,
+    descriptor: int,
+    run: dict[str, Any],
+    references: Sequence[str],
     spends: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return what the ledger says; the state of a new run where there is none."""
     path = ledger_path(out)
     if not path.exists():
@@ -157,10 +162,16 @@ def _state(
             raise InputError(f"{out} is there already, without a ledger; give another --out")
         salt = os.urandom(16)
         return {
-            "format": FORMAT, "run": run, "salt": salt.hex(),
-            "references": _digest(salt, references), "begun": 0, "count": 0, "key": None,
-            "spends": spends, "spent": None,
-        }  # fmt: skip
+            "format": FORMAT,
+            "run": run,
+            "salt": salt.hex(),
+            "references": _digest(salt, references),
+            "begun": 0,
+            "count": 0,
+            "key": None,
+            "spends": spends,
+            "spent": None,
+        }
     try:
         state = json.loads(path.read_text())
         salt, before = bytes.fromhex(state["salt"]), state["run"]

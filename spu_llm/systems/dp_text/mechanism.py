@@ -66,9 +66,13 @@ def grid_clip(clip: float, frac_bits: int = FRAC_BITS) -> float:
 
 
 def clipped_differences(
-    public: np.ndarray, private: np.ndarray, clip: float, *, centre: bool = False,
+    public: np.ndarray,
+    private: np.ndarray,
+    clip: float,
+    *,
+    centre: bool = False,
     frac_bits: int = FRAC_BITS,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Compute clip_C(phi_i - phi_pub), float64 [B, m] of multiples of 2^-frac_bits, for the same m
     tokens in public [m] and private [B, m].
 
@@ -83,9 +87,14 @@ def clipped_differences(
 
 
 def clipped_sum(
-    public: np.ndarray, private: np.ndarray, present: np.ndarray, clip: float, *,
-    centre: bool = False, frac_bits: int = FRAC_BITS,
-) -> np.ndarray:  # fmt: skip
+    public: np.ndarray,
+    private: np.ndarray,
+    present: np.ndarray,
+    clip: float,
+    *,
+    centre: bool = False,
+    frac_bits: int = FRAC_BITS,
+) -> np.ndarray:
     """Compute S, float64 [m], an exact multiple of 2^-frac_bits. present: bool [B]; where it is
     False the reference is null, and adds an exact zero whatever its row of `private` holds.
     """

@@ -73,9 +73,13 @@ def invisible_ink(parameters: Parameters, name: str = "invisibleink") -> Method:
         return token
 
     return Method(
-        name, parameters.batch, parameters.max_new_tokens, parameters.text_event, begin,
+        name,
+        parameters.batch,
+        parameters.max_new_tokens,
+        parameters.text_event,
+        begin,
         asdict(parameters),
-    )  # fmt: skip
+    )
 
 
 def full_vocabulary(parameters: Parameters) -> Method:
@@ -99,10 +103,18 @@ def public_only(parameters: Parameters) -> Method:
         return token
 
     facts = {
-        "temperature": p.temperature, "top_k": p.top_k, "max_new_tokens": p.max_new_tokens,
+        "temperature": p.temperature,
+        "top_k": p.top_k,
+        "max_new_tokens": p.max_new_tokens,
         "batch": p.batch,
-    }  # fmt: skip
+    }
     return Method(
-        "public-only", p.batch, p.max_new_tokens, dp_event.NoOpDpEvent(), begin, facts,
-        "references are not read", reads=False,
-    )  # fmt: skip
+        "public-only",
+        p.batch,
+        p.max_new_tokens,
+        dp_event.NoOpDpEvent(),
+        begin,
+        facts,
+        "references are not read",
+        reads=False,
+    )

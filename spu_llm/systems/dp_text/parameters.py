@@ -55,9 +55,16 @@ class Parameters:
 
     @staticmethod
     def for_budget(
-        epsilon: float, delta: float, *, batch: int, temperature: float, max_new_tokens: int,
-        top_k: int | None = None, adjacency: str = "replace-by-null", centre: bool = False,
-    ) -> Parameters:  # fmt: skip
+        epsilon: float,
+        delta: float,
+        *,
+        batch: int,
+        temperature: float,
+        max_new_tokens: int,
+        top_k: int | None = None,
+        adjacency: str = "replace-by-null",
+        centre: bool = False,
+    ) -> Parameters:
         """Return parameters with the largest clip norm that (epsilon, delta) allows: C = B tau
         sqrt(2 rho / T), where rho inverts the tight conversion. (Section 5.4 prints C = B tau /
         sqrt(2 rho / T), a slip that its theorem 2 contradicts.)
@@ -75,9 +82,14 @@ class Parameters:
         )
         while found.epsilon(delta) > epsilon:  # by a last bit
             found = Parameters(
-                batch, found.clip * (1 - 2.0**-50), temperature, max_new_tokens, top_k, adjacency,
+                batch,
+                found.clip * (1 - 2.0**-50),
+                temperature,
+                max_new_tokens,
+                top_k,
+                adjacency,
                 centre,
-            )  # fmt: skip
+            )
         return found
 
     @property

@@ -66,9 +66,12 @@ class Prompts:
 
 
 def prompts_for(
-    tokenizer: Tokenizer, query: str, context: int, new_tokens: int,
+    tokenizer: Tokenizer,
+    query: str,
+    context: int,
+    new_tokens: int,
     reference_tokens: int | None = None,
-) -> Prompts:  # fmt: skip
+) -> Prompts:
     """Return prompts with as much room for references as the context leaves, or as was asked for.
     InputError when that is too little, or the query is no text.
     """

@@ -73,7 +73,6 @@ class KeepRows(RowsJudge):
         return rows, None
 
 
-
 @dataclass
 class ClientHalf:
     """prompts: of one text, token ids [B][room], an empty list where a reference is null. noise:
@@ -133,9 +132,14 @@ class TextFunctions:
         places, width, shape = request.places, config.width, jax.ShapeDtypeStruct
 
         def draw(
-            rows: Array, live: Array, noise: Array, columns: Array, bias: Array, public: Array,
+            rows: Array,
+            live: Array,
+            noise: Array,
+            columns: Array,
+            bias: Array,
+            public: Array,
             base: Array,
-        ) -> Array:  # fmt: skip
+        ) -> Array:
             with jax.named_scope("head"):
                 lanes = len(live)
                 product = times_rows(
@@ -157,9 +161,11 @@ class TextFunctions:
         # What the parties put in.
         self.live, self.noise = shape((request.batch,), np.bool_), shape((places,), np.int32)
         self.of_provider = (
-            shape((places, width), np.float32), shape((places,), np.float32),
-            shape((places,), np.int32), shape((places,), np.int32),
-        )  # fmt: skip
+            shape((places, width), np.float32),
+            shape((places,), np.float32),
+            shape((places,), np.int32),
+            shape((places,), np.int32),
+        )
         self.rows = shape((request.batch, 1, width), np.float32)
 
 
@@ -222,18 +228,26 @@ class SecretText:
         return rows, session.private(CLIENT, ClientHalf.live, live, np.bool_, client)
 
     def draw(
-        self, client: ClientHalf | None, provider: ProviderHalf | None, rows: Any, live: Any,
+        self,
+        client: ClientHalf | None,
+        provider: ProviderHalf | None,
+        rows: Any,
+        live: Any,
         tokens: Sequence[int],
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Draw the token after `tokens`, from shared rows that follow them; both learn it."""
         session, request, f = self._session, self._request, self._functions
         offered = private_tree(
-            session, PROVIDER, ProviderHalf.offer, f.of_provider, provider, request, self.choice,
+            session,
+            PROVIDER,
+            ProviderHalf.offer,
+            f.of_provider,
+            provider,
+            request,
+            self.choice,
             tokens,
-        )  # fmt: skip
-        noise = session.private(
-            CLIENT, ClientHalf.draw_noise, f.noise.shape, np.int32, client
         )
+        noise = session.private(CLIENT, ClientHalf.draw_noise, f.noise.shape, np.int32, client)
         args = rows, live, noise, *offered
         session.make_ready(f.draw, *args)
         place = session.get(session.call(f.draw, *args))

@@ -50,24 +50,33 @@ def choice_of(parameters: Parameters, spread: float, noises: int = 1) -> Choice:
     if parameters.adjacency != "replace-by-null" or parameters.centre:
         raise InputError("between two parties there is replace-by-null alone, and no centring")
     try:
-        return Choice.of(
-            parameters.batch, parameters.clip, parameters.temperature, spread, noises
-        )
+        return Choice.of(parameters.batch, parameters.clip, parameters.temperature, spread, noises)
     except ValueError as exc:
         raise InputError(f"two parties cannot draw this: {exc}") from None
 
 
 def for_budget(
-    epsilon: float, delta: float, *, batch: int, temperature: float, max_new_tokens: int,
-    top_k: int, places: int, noises: int = 1,
-) -> Parameters:  # fmt: skip
+    epsilon: float,
+    delta: float,
+    *,
+    batch: int,
+    temperature: float,
+    max_new_tokens: int,
+    top_k: int,
+    places: int,
+    noises: int = 1,
+) -> Parameters:
     """Return parameters with the largest clip norm, or nearly, whose text spends `epsilon` at
     `delta` at most.
     """
     found = Parameters.for_budget(
-        epsilon, (1 - _OF_DELTA) * delta, batch=batch, temperature=temperature,
-        max_new_tokens=max_new_tokens, top_k=top_k,
-    )  # fmt: skip
+        epsilon,
+        (1 - _OF_DELTA) * delta,
+        batch=batch,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        top_k=top_k,
+    )
     for shrunk in (1.0, 1 - 1e-6, 1 - 1e-4, 1 - 1e-2):
         clip = found.clip * shrunk
         parameters = Parameters(batch, clip, temperature, max_new_tokens, top_k)

@@ -19,11 +19,7 @@ from spu_llm.systems.dp_text import ledger_file
 from spu_llm.systems.dp_text.corpus import check_texts, write_statement
 from spu_llm.systems.dp_text.parameters import Parameters
 from spu_llm.systems.dp_text.prompts import Prompts
-from spu_llm.systems.dp_text.secure_budget import (
-    ANY_SPREAD,
-    choice_of,
-    text_event,
-)
+from spu_llm.systems.dp_text.secure_budget import ANY_SPREAD, choice_of, text_event
 from spu_llm.systems.dp_text.secure_records import SharedRequest, TextRequest
 from spu_llm.systems.dp_text.statement import spends_of, statement
 
@@ -72,11 +68,17 @@ class Asked:
         p = self.parameters
         assert p.top_k is not None
         fields: dict[str, Any] = {
-            "query": tuple(self.prompts.public), "room": self.prompts.room, "batch": p.batch,
-            "clip": p.clip, "temperature": p.temperature, "max_new_tokens": p.max_new_tokens,
-            "top_k": p.top_k, "places": self.places,
-            "eos": tuple(sorted(self.prompts.tokenizer.eos_ids)), "texts": self.of_session,
-        }  # fmt: skip
+            "query": tuple(self.prompts.public),
+            "room": self.prompts.room,
+            "batch": p.batch,
+            "clip": p.clip,
+            "temperature": p.temperature,
+            "max_new_tokens": p.max_new_tokens,
+            "top_k": p.top_k,
+            "places": self.places,
+            "eos": tuple(sorted(self.prompts.tokenizer.eos_ids)),
+            "texts": self.of_session,
+        }
         if not self.of_provider:
             return TextRequest(**fields)
         after = tuple(self.prompts.private("")[1:])
@@ -103,17 +105,27 @@ def write_corpus(
     p = asked.parameters
     check_texts(asked.texts, len(references), asked.own)
     run = {
-        **asdict(p), "delta": asked.delta, "texts": asked.texts, "places": asked.places,
-        "query": asked.prompts.query, "reference_tokens": asked.prompts.reference_tokens,
-        "tokenizer": asked.prompts.tokenizer.digest, "parties": 2,
+        **asdict(p),
+        "delta": asked.delta,
+        "texts": asked.texts,
+        "places": asked.places,
+        "query": asked.prompts.query,
+        "reference_tokens": asked.prompts.reference_tokens,
+        "tokenizer": asked.prompts.tokenizer.digest,
+        "parties": 2,
         "of_provider": asked.of_provider,
-    }  # fmt: skip
+    }
     choice = asked.choice
     found = statement(
-        name="invisibleink between two parties", guarantee=GUARANTEE,
-        event=text_event(choice, asked.places, p.max_new_tokens, asked.delta), facts=asdict(p),
-        run=run, adjacency=p.adjacency, delta=asked.delta, texts=asked.texts,
-    )  # fmt: skip
+        name="invisibleink between two parties",
+        guarantee=GUARANTEE,
+        event=text_event(choice, asked.places, p.max_new_tokens, asked.delta),
+        facts=asdict(p),
+        run=run,
+        adjacency=p.adjacency,
+        delta=asked.delta,
+        texts=asked.texts,
+    )
     found["noise"] = asdict(choice.noise) | {"bound": choice.bound, "unit": "2^-18"}
     learned: dict[str, list[str]] = {}
     with ledger_file.opened(out, run, references, spends_of(found)) as file:

@@ -36,9 +36,7 @@ class TextRequest:
     @property
     def parameters(self) -> Parameters:
         """Return the parameters of the draw; InputError for nonsense."""
-        return Parameters(
-            self.batch, self.clip, self.temperature, self.max_new_tokens, self.top_k
-        )
+        return Parameters(self.batch, self.clip, self.temperature, self.max_new_tokens, self.top_k)
 
     def choice(self, config: ModelConfig, noises: int = 1) -> Choice:
         """Return the draw; InputError for what two parties cannot draw."""
@@ -129,6 +127,9 @@ SECRET_MODEL = Program(
 )
 # Both have the model, and references of their own.
 SHARED_MODEL = Program(
-    "shared-text", "spu_llm.systems.dp_text.shared_run", SharedRequest, References,
+    "shared-text",
+    "spu_llm.systems.dp_text.shared_run",
+    SharedRequest,
+    References,
     SharedRequest.check,
-)  # fmt: skip
+)

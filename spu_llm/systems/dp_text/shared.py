@@ -176,7 +176,10 @@ def declare(session: Session, request: SharedRequest) -> None:
     for learner in (CLIENT, PROVIDER):
         say = session.ledger.declare
         say(learner, "the model, the query, and every parameter of the draw")
-        say(learner, f"{request.texts} texts of {request.batch} references each, nulls among them, "
-            f"{request.of_provider} of them the provider's")  # fmt: skip
+        say(
+            learner,
+            f"{request.texts} texts of {request.batch} references each, nulls among them, "
+            f"{request.of_provider} of them the provider's",
+        )
         say(learner, f"length that references are filled or cut to: {request.room} tokens a prompt")
         say(learner, "when each text ends")

@@ -32,9 +32,16 @@ NOT_PROTECTED = (
 
 
 def statement(
-    *, name: str, event: dp_event.DpEvent, guarantee: str, facts: dict[str, Any], adjacency: str,
-    delta: float, texts: int, run: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+    *,
+    name: str,
+    event: dp_event.DpEvent,
+    guarantee: str,
+    facts: dict[str, Any],
+    adjacency: str,
+    delta: float,
+    texts: int,
+    run: dict[str, Any],
+) -> dict[str, Any]:
     """Make the statement as JSON has it. event: of one text, whose batch no other text reads.
     epsilon is that of the event, whatever was asked for; None where nothing is guaranteed.
     """
@@ -43,9 +50,11 @@ def statement(
         accountant = total([DisjointDpEvent((event,) * texts)], adjacency)
         rho = accountant.rho
         spent = {
-            "rho": rho, "epsilon": accountant.get_epsilon(delta), "delta": delta,
+            "rho": rho,
+            "epsilon": accountant.get_epsilon(delta),
+            "delta": delta,
             "epsilon_loose": loose_epsilon_of(rho, delta),
-        }  # fmt: skip
+        }
     except UnsupportedEventError:
         spent = {"rho": None, "epsilon": None, "delta": delta, "epsilon_loose": None}
     return {

@@ -37,6 +37,4 @@ def begin(
     tuned, _ = without_table(front, config)
     key = os.urandom(KEY_BYTES) if prg is None else prg.child("batches").words((4,)).tobytes()
     forward = np.asarray(permutation.forward, np.int64)
-    return ClientSecrets(
-        settings, key, np.asarray(table, np.float32), forward, tuned, back, [], 0
-    )
+    return ClientSecrets(settings, key, np.asarray(table, np.float32), forward, tuned, back, [], 0)

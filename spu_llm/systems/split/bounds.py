@@ -84,10 +84,13 @@ def log10_tail(chance: float, tokens: int, share: float) -> float:
         return 0.0
     counts = range(_least(tokens, share), tokens + 1)
     terms = [
-        gammaln(tokens + 1) - gammaln(c + 1) - gammaln(tokens - c + 1)
-        + c * math.log(chance) + (tokens - c) * math.log1p(-chance)
+        gammaln(tokens + 1)
+        - gammaln(c + 1)
+        - gammaln(tokens - c + 1)
+        + c * math.log(chance)
+        + (tokens - c) * math.log1p(-chance)
         for c in counts
-    ]  # fmt: skip
+    ]
     return min(0.0, float(logsumexp(terms)) / math.log(10))
 
 

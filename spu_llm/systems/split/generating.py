@@ -69,9 +69,13 @@ class Cached:
     """
 
     def __init__(
-        self, part: Callable[..., Any], weights: Any, config: ModelConfig, layers: int,
+        self,
+        part: Callable[..., Any],
+        weights: Any,
+        config: ModelConfig,
+        layers: int,
         capacity: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Prepare a part with a cache of its own `layers`; `capacity`: rows of the longest text."""
         # What only fills up is written past the text.
         self._positions = -(-capacity // _AT_ONCE) * _AT_ONCE + _AT_ONCE
@@ -117,9 +121,12 @@ class _Client:
     """Both ends, and the text between them."""
 
     def __init__(
-        self, job: Job[GenerateRequest, GenerateInputs], boundary: Boundary,
-        channel: CountingChannel, send: Send,
-    ) -> None:  # fmt: skip
+        self,
+        job: Job[GenerateRequest, GenerateInputs],
+        boundary: Boundary,
+        channel: CountingChannel,
+        send: Send,
+    ) -> None:
         self._request, self._inputs, self._config = job.request, job.client, job.model
         self._boundary, self._channel, self._send = boundary, channel, send
         send("stage", name="loading the model")
@@ -152,7 +159,8 @@ class _Client:
 
     def _text(self, number: int, prompt: list[int]) -> dict[str, Any]:
         emitted = Emitted(
-            self._tokenizer, Stops.of(self._inputs.stop, self._tokenizer),
+            self._tokenizer,
+            Stops.of(self._inputs.stop, self._tokenizer),
             lambda text: self._send("text", text=text),
         )
         limit = self._request.limit(self._config, len(prompt))
@@ -173,9 +181,11 @@ class _Client:
             self._traffic[phase] += self._channel.traffic.since(before)
             self._send("token", tokens=len(emitted.tokens))
         return {
-            "text": emitted.text, "token_ids": emitted.tokens,
-            "finish_reason": emitted.finish_reason, "steps": steps - 1,
-        }  # fmt: skip
+            "text": emitted.text,
+            "token_ids": emitted.tokens,
+            "finish_reason": emitted.finish_reason,
+            "steps": steps - 1,
+        }
 
     def _next(self, tokens: list[int]) -> int:
         """Draw the token after these, which the parts have not seen."""

@@ -66,9 +66,13 @@ def decay(mechanism: str, spread: float, budget: float, features: int) -> float:
 
 
 def masses(
-    mechanism: str, others: np.ndarray, nearest: np.ndarray, farthest: np.ndarray, budget: float,
+    mechanism: str,
+    others: np.ndarray,
+    nearest: np.ndarray,
+    farthest: np.ndarray,
+    budget: float,
     features: int,
-) -> Masses:  # fmt: skip
+) -> Masses:
     """Compute the masses of every token of a column. others: Z - 1, the sum of w over the other
     tokens; nearest and farthest: least and largest D to another token; all float64 [V].
     """
@@ -122,9 +126,7 @@ def _weights_and_masses(
     np.fill_diagonal(weights, 0.0)
     farthest = apart.max(axis=1)
     np.fill_diagonal(apart, np.inf)
-    found = masses(
-        mechanism, weights.sum(axis=1), apart.min(axis=1), farthest, budget, features
-    )  # fmt: skip
+    found = masses(mechanism, weights.sum(axis=1), apart.min(axis=1), farthest, budget, features)
     return weights, found
 
 

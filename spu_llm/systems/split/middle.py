@@ -48,14 +48,24 @@ class Middle:
         return None if self.split.back else tuple(length - 1 for length in prompts)
 
     def forward(
-        self, layout: Layout, weights: Any, given: Array, at: Rows, cache: Block,
-        before: Prefix | None, ends: tuple[int, ...] | None,
-    ) -> tuple[Array, Block, Outside]:  # fmt: skip
+        self,
+        layout: Layout,
+        weights: Any,
+        given: Array,
+        at: Rows,
+        cache: Block,
+        before: Prefix | None,
+        ends: tuple[int, ...] | None,
+    ) -> tuple[Array, Block, Outside]:
         config = layout.config
         rows, shared, outside = family_of(config).through(
-            weights, self.held(config), given.reshape(-1, config.width), at, cache,
+            weights,
+            self.held(config),
+            given.reshape(-1, config.width),
+            at,
+            cache,
             first=self.split.front,
-        )  # fmt: skip
+        )
         if ends is not None:
             rows = one_row(rows.reshape(layout.lanes, -1, config.width), ends)[:, 0]
         return rows, shared, outside

@@ -55,9 +55,10 @@ def defined(text: str) -> set[str]:
     tree = parsed(text)
     found = _defined_in_words(text) if tree is None else _defined_in(tree)
     return {
-        name for name in found
+        name
+        for name in found
         if name not in COMMON and not (name.startswith("__") and name.endswith("__"))
-    }  # fmt: skip
+    }
 
 
 def _defined_in(tree: ast.Module) -> set[str]:
@@ -111,9 +112,10 @@ def subtrees(tree: ast.Module) -> Counter[str]:
 
     def shape(node: ast.AST) -> str:
         inner = [
-            shape(child) for child in ast.iter_child_nodes(node)
+            shape(child)
+            for child in ast.iter_child_nodes(node)
             if not isinstance(child, ast.expr_context)
-        ]  # fmt: skip
+        ]
         if not inner:
             return type(node).__name__
         whole = f"{type(node).__name__}({','.join(inner)})"
@@ -135,10 +137,15 @@ def flows(tree: ast.Module) -> Counter[tuple[int, int]]:
         return numbers.setdefault(name, len(numbers))
 
     def read(node: ast.AST | None) -> list[int]:
-        return [] if node is None else [
-            number(n.id) for n in _in_order(node)
-            if isinstance(n, ast.Name) and n.id not in COMMON
-        ]  # fmt: skip
+        return (
+            []
+            if node is None
+            else [
+                number(n.id)
+                for n in _in_order(node)
+                if isinstance(n, ast.Name) and n.id not in COMMON
+            ]
+        )
 
     found: Counter[tuple[int, int]] = Counter()
     for node in _in_order(tree):

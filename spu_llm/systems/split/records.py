@@ -268,9 +268,10 @@ def declare_tuning(ledger: Ledger, request: TuneRequest) -> None:
     ledger.declare(PROVIDER, _ROWS[request.mode])
     ledger.declare(PROVIDER, _GRADIENTS[request.mode])
     ledger.declare(
-        PROVIDER, "how many texts of which length, how many rounds, how often what is tuned is "
+        PROVIDER,
+        "how many texts of which length, how many rounds, how often what is tuned is "
         "kept, the learning rate",
-    )  # fmt: skip
+    )
     _declare_tuned(ledger, request)
     _declare_client(ledger)
 
@@ -278,9 +279,10 @@ def declare_tuning(ledger: Ledger, request: TuneRequest) -> None:
 def _declare_tuned(ledger: Ledger, request: SplitRequest) -> None:
     if request.tuning:
         ledger.declare(
-            PROVIDER, "of which tuning a session is, and after how many rounds: it is linked with "
+            PROVIDER,
+            "of which tuning a session is, and after how many rounds: it is linked with "
             "all others of that tuning",
-        )  # fmt: skip
+        )
 
 
 def _declare_client(ledger: Ledger) -> None:
@@ -302,10 +304,22 @@ def _admit(request: SplitRequest, held: Held, model: ModelConfig) -> None:
 
 
 GENERATE = Program(
-    "split-generate", "spu_llm.systems.split.generating", GenerateRequest, GenerateInputs,
-    GenerateRequest.check, keeps_hints=False, spu=None, admit=_admit,
-)  # fmt: skip
+    "split-generate",
+    "spu_llm.systems.split.generating",
+    GenerateRequest,
+    GenerateInputs,
+    GenerateRequest.check,
+    keeps_hints=False,
+    spu=None,
+    admit=_admit,
+)
 TUNE = Program(
-    "split-tune", "spu_llm.systems.split.serving", TuneRequest, TuneInputs, TuneRequest.check,
-    keeps_hints=False, spu=None, admit=_admit,
-)  # fmt: skip
+    "split-tune",
+    "spu_llm.systems.split.serving",
+    TuneRequest,
+    TuneInputs,
+    TuneRequest.check,
+    keeps_hints=False,
+    spu=None,
+    admit=_admit,
+)

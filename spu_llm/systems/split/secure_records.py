@@ -111,10 +111,18 @@ def _admit(request: MiddleRequest, held: Held, model: ModelConfig) -> None:
 
 
 SPLIT_COMPLETION = Program(
-    "split-completion", "spu_llm.systems.split.secure", MiddleRequest, MiddleInputs,
-    MiddleRequest.check, admit=_admit,
-)  # fmt: skip
+    "split-completion",
+    "spu_llm.systems.split.secure",
+    MiddleRequest,
+    MiddleInputs,
+    MiddleRequest.check,
+    admit=_admit,
+)
 SPLIT_PREPARATION = Program(
-    "split-preparation", "spu_llm.systems.decoding.preparation", MiddlePrepareRequest,
-    check=MiddlePrepareRequest.check, needs_pool=True, admit=_admit,
-)  # fmt: skip
+    "split-preparation",
+    "spu_llm.systems.decoding.preparation",
+    MiddlePrepareRequest,
+    check=MiddlePrepareRequest.check,
+    needs_pool=True,
+    admit=_admit,
+)

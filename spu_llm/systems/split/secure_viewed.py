@@ -79,9 +79,7 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
     for i, length in enumerate(asked.prompt_tokens):
         send("stage", name=f"text {i + 1} of {len(asked.prompt_tokens)}")
         text = None if texts is None else texts[i]
-        words = received(
-            session, config, asked.split, weights, params, text, length, asked.steps
-        )
+        words = received(session, config, asked.split, weights, params, text, length, asked.steps)
         if words is not None:
             seen = base64.b64encode(words.tobytes()).decode("ascii")
             send("seen", words=seen, shape=list(words.shape))
@@ -89,9 +87,15 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
 
 
 def received(
-    session: PartySession, config: ModelConfig, split: Split, weights: Any, params: Params | None,
-    text: Sequence[int] | None, prompt: int, steps: int,
-) -> np.ndarray | None:  # fmt: skip
+    session: PartySession,
+    config: ModelConfig,
+    split: Split,
+    weights: Any,
+    params: Params | None,
+    text: Sequence[int] | None,
+    prompt: int,
+    steps: int,
+) -> np.ndarray | None:
     """Return the words uint64 [prompt + steps, d] of one text that the provider received; None at
     the client, who brings its parameters and the text.
     """

@@ -50,9 +50,12 @@ def _client(
     front, _ = client_ends(params, config, request.split, secrets.codebook)
     _, table = without_table(front, config)
     half = ClientHalf(
-        config, with_table(secrets.front, table, config), secrets.back, secrets.permutation,
+        config,
+        with_table(secrets.front, table, config),
+        secrets.back,
+        secrets.permutation,
         request.learning_rate,
-    )  # fmt: skip
+    )
     secrets.give(half)
     tokens = tokens_of([Path(path) for path in job.client.texts], Tokenizer.load(model))
     batches = Batches(tokens, request.batch, request.length, secrets.key)
@@ -70,9 +73,7 @@ def _provider(
     session: Any, job: Job[TuneRequest, TuneInputs], boundary: Boundary
 ) -> dict[str, Any]:
     request, tunings = job.request, tunings_of(job)
-    half = HostHalf.of(
-        job.model, middle_of(job), boundary, request.lora, request.learning_rate
-    )
+    half = HostHalf.of(job.model, middle_of(job), boundary, request.lora, request.learning_rate)
     with nullcontext() if tunings is None else held(tunings.folder):
         if tunings is not None:
             if request.round or tunings.rounds():

@@ -137,11 +137,13 @@ class ClientSecrets:
     def save(self, directory: Path) -> None:
         """Write the secrets durably, or not at all."""
         tensors = {
-            "key": np.frombuffer(self.key, np.uint8), "codebook": self.codebook,
+            "key": np.frombuffer(self.key, np.uint8),
+            "codebook": self.codebook,
             "permutation": self.permutation,
-            **_named("front", self.front), **_named("back", self.back),
+            **_named("front", self.front),
+            **_named("back", self.back),
             **_named("optimiser", self.optimiser),
-        }  # fmt: skip
+        }
         with _failures(directory):
             _write(directory / SECRETS, tensors, {**asdict(self.settings), "round": self.round})
 
@@ -166,10 +168,12 @@ class ClientSecrets:
             raise damaged from None
         vocab = config.vocab_size
         if (
-            len(key) != KEY_BYTES or type(round_) is not int or round_ < 0
+            len(key) != KEY_BYTES
+            or type(round_) is not int
+            or round_ < 0
             or codebook.shape != (vocab, config.width)
             or not np.array_equal(np.sort(permutation), np.arange(vocab))
-        ):  # fmt: skip
+        ):
             raise damaged
         return ClientSecrets(settings, key, codebook, permutation, *found, optimiser, round_)
 
@@ -214,9 +218,7 @@ def own_directory(directory: Path) -> None:
             raise InputError(f"{directory} is no directory that can be written to")
         status = directory.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise InputError(
-                f"others can read {directory}, which is to hold secrets; chmod 700 it"
-            )
+            raise InputError(f"others can read {directory}, which is to hold secrets; chmod 700 it")
 
 
 # ---- the provider's

@@ -70,9 +70,13 @@ class ClientHalf:
     """Front and back, which are tuned by Adam, and the codebook, which is not."""
 
     def __init__(
-        self, config: ModelConfig, front: Params, back: Params, labels: np.ndarray,
+        self,
+        config: ModelConfig,
+        front: Params,
+        back: Params,
+        labels: np.ndarray,
         learning_rate: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Prepare the client's half with a fresh state of Adam; `labels`: tau, int [vocab]."""
         self.config = config
         tuned, table = without_table(front, config)
@@ -194,9 +198,13 @@ class HostHalf:
     """The middle, whose weights stay, with LoRA, which Adam tunes, or without ([])."""
 
     def __init__(
-        self, config: ModelConfig, blocks: list[Params], boundary: Boundary,
-        lora: list[dict[str, Params]], learning_rate: float,
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        blocks: list[Params],
+        boundary: Boundary,
+        lora: list[dict[str, Params]],
+        learning_rate: float,
+    ) -> None:
         self._boundary = boundary
         self._blocks = jax.device_put(blocks)
         self.lora: Any = jax.device_put(lora)
@@ -205,9 +213,12 @@ class HostHalf:
 
     @staticmethod
     def of(
-        config: ModelConfig, blocks: list[Params], boundary: Boundary, rank: int,
+        config: ModelConfig,
+        blocks: list[Params],
+        boundary: Boundary,
+        rank: int,
         learning_rate: float,
-    ) -> HostHalf:  # fmt: skip
+    ) -> HostHalf:
         """Make the host's half before the first round, with fresh LoRA of this rank; 0: none."""
         lora = draw_lora(blocks, rank, Prg.from_os()) if rank else []
         return HostHalf(config, blocks, boundary, lora, learning_rate)
@@ -277,9 +288,14 @@ class Loopback:
 
 
 def tune(
-    client: ClientHalf, host: HostHalf, boundary: Boundary, batches: Batches, rounds: range,
-    on_seen: OnSeen = lambda *seen: None, on_round: Callable[[int, float], None] = lambda *_: None,
-) -> list[float]:  # fmt: skip
+    client: ClientHalf,
+    host: HostHalf,
+    boundary: Boundary,
+    batches: Batches,
+    rounds: range,
+    on_seen: OnSeen = lambda *seen: None,
+    on_round: Callable[[int, float], None] = lambda *_: None,
+) -> list[float]:
     """Run these rounds in one process, and return their losses. `on_seen` gets what the host
     receives, `on_round` each round's number and loss.
     """
@@ -293,9 +309,16 @@ def tune(
 
 
 def halves(
-    params: Params, config: ModelConfig, split: Split, *, codebook: np.ndarray | None,
-    labels: np.ndarray, boundary: Boundary, learning_rate: float, rank: int = 0,
-) -> tuple[ClientHalf, HostHalf]:  # fmt: skip
+    params: Params,
+    config: ModelConfig,
+    split: Split,
+    *,
+    codebook: np.ndarray | None,
+    labels: np.ndarray,
+    boundary: Boundary,
+    learning_rate: float,
+    rank: int = 0,
+) -> tuple[ClientHalf, HostHalf]:
     """Make both halves of a model that is not folded, before the first round. `codebook`: None
     leaves the token table. `rank`: of LoRA.
     """

@@ -32,9 +32,18 @@ from spu_llm.core.prg import Prg
 from spu_llm.systems.split.mechanisms import MECHANISMS, SOUND, check, decay, masses
 
 __all__ = [
-    "DEFAULT", "MECHANISMS", "SOUND", "Codebook", "ColumnLaw", "Distortion", "column_law", "draw",
-    "draw_codebook", "expected_distortion", "observed_distortion",
-]  # fmt: skip
+    "DEFAULT",
+    "MECHANISMS",
+    "SOUND",
+    "Codebook",
+    "ColumnLaw",
+    "Distortion",
+    "column_law",
+    "draw",
+    "draw_codebook",
+    "expected_distortion",
+    "observed_distortion",
+]
 
 # Of the two that hold their epsilon, the one whose values lie nearer to the token's own for every
 # eps_i below about ln V - 1: wherever epsilon still means something. (Above, grr keeps more.)
@@ -94,9 +103,13 @@ def column_law(values: np.ndarray, mechanism: str, budget: float, features: int)
         raise _too_few(mechanism, size, budget)
     gaps = np.concatenate([[np.inf], np.diff(x), [np.inf]])
     found = masses(
-        mechanism, to_left + to_right, np.minimum(gaps[:-1], gaps[1:]),
-        np.maximum(x[-1] - x, x - x[0]), budget, features,
-    )  # fmt: skip
+        mechanism,
+        to_left + to_right,
+        np.minimum(gaps[:-1], gaps[1:]),
+        np.maximum(x[-1] - x, x - x[0]),
+        budget,
+        features,
+    )
     # 2., 3.
     keep, rarest = _threshold(found.keep, found.move)
     left, rarer = _threshold(to_left, to_right)

@@ -43,7 +43,7 @@ from spu_llm.systems.watermark.keys import Key
 from spu_llm.systems.watermark.sessions import Session, Shape, fresh_nonce
 
 # Of the tokens that win, how many have a probability near 2^-j.
-WEIGHTS = (.45, .15, .12, .09, .07, .05, .03, .02, .01, .005, .003, .001, .001)  # fmt: skip
+WEIGHTS = (0.45, 0.15, 0.12, 0.09, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005, 0.003, 0.001, 0.001)
 STAYS = (0.3, 0.5, 0.7, 0.85)  # chances that a draft stays, where nothing is known of them
 FOREIGN = 0.01  # a token that no row has drawn
 LOST = 0.01  # a row that drew a token which is missing
@@ -99,9 +99,12 @@ class Law:
 
 
 def log_evidence(
-    streams: Sequence[Prg], shape: Shape, tokens: Sequence[int], laws: Sequence[Law],
+    streams: Sequence[Prg],
+    shape: Shape,
+    tokens: Sequence[int],
+    laws: Sequence[Law],
     progress: Progress = lambda done, of: None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Compute the log evidence, float64 [stream], that the tokens are of a session with this
     stream; the evidence is the mean over laws. A token that the session's vocabulary lacks is drawn
     by no row.
@@ -237,9 +240,13 @@ class Found:
 
 
 def detect(
-    key: Key, sessions: Sequence[Session], tokens: Sequence[int], laws: Sequence[Law],
-    references: int = 0, progress: Progress = lambda done, of: None,
-) -> Found:  # fmt: skip
+    key: Key,
+    sessions: Sequence[Session],
+    tokens: Sequence[int],
+    laws: Sequence[Law],
+    references: int = 0,
+    progress: Progress = lambda done, of: None,
+) -> Found:
     """Test whether a text is of one of these sessions; `references`: fresh nonces for `rank`."""
     if not sessions:
         return Found(0.0, None, 0, len(tokens))
@@ -262,13 +269,14 @@ def detect(
     if not references:
         return found
     others = log_evidence(
-        [key.session(fresh_nonce()) for _ in range(references)], sessions[best].shape, tokens,
-        laws, tell,
-    )  # fmt: skip
-    p = rank(float(logs[best]), others) * len(sessions)
-    return Found(
-        log_p, sessions[best], len(sessions), len(tokens), references, min(1.0, p)
+        [key.session(fresh_nonce()) for _ in range(references)],
+        sessions[best].shape,
+        tokens,
+        laws,
+        tell,
     )
+    p = rank(float(logs[best]), others) * len(sessions)
+    return Found(log_p, sessions[best], len(sessions), len(tokens), references, min(1.0, p))
 
 
 def rank(own: float, others: np.ndarray) -> float:

@@ -92,7 +92,8 @@ class Kirchenbauer:
         return self.z_of(np.array(list(dict(scored(self.key, tokens, self.ngram)).values())))
 
     def z_of(self, numbers: np.ndarray) -> float:
-        """Return (T_g - gamma T) / sqrt(T gamma (1 - gamma)), of the numbers of distinct n-grams.
+        """Return (T_g - gamma T) / sqrt(T gamma (1 - gamma)), of the numbers of distinct
+        n-grams.
         """
         green, count = int((numbers < self.gamma).sum()), len(numbers)
         spread = math.sqrt(count * self.gamma * (1 - self.gamma))

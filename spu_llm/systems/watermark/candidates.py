@@ -63,9 +63,7 @@ class Candidates:
         names = [f"step {self._steps}, candidate {i}" for i in range(self.count)]
         return [Streams(*(stream.child(name) for stream in self.own)) for name in names]
 
-    def choose(
-        self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int
-    ) -> int:
+    def choose(self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int) -> int:
         room = limit - len(generated)
         drawn = [self._drawn(tokens, room) for tokens in found]
         winner, _, used = self.chooser.chosen(drawn, tuple(generated))

@@ -56,7 +56,8 @@ class Family:
             raise InputError(f"the family {self.name} has no k = {self.k}")
 
     def tails(self, uniforms: np.ndarray) -> Tails:
-        """Return the tails of the sum of F^-1(u) over `uniforms` (float64 [j], in (0, 1), j >= 1).
+        """Return the tails of the sum of F^-1(u) over `uniforms` (float64 [j], in (0, 1), j >=
+        1).
         """
         u = np.asarray(uniforms, np.float64)
         if len(u) == 1:

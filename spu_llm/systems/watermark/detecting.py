@@ -76,9 +76,17 @@ class Verdict:
 
 
 def detect(
-    keys: Sequence[KeyFile], units: Sequence[Units], text: str, *, score: str | None = None,
-    m: int = 2, k: int = 1, told: Sequence[float] = (), alpha: float = ALPHA, locate: bool = True,
-) -> Verdict:  # fmt: skip
+    keys: Sequence[KeyFile],
+    units: Sequence[Units],
+    text: str,
+    *,
+    score: str | None = None,
+    m: int = 2,
+    k: int = 1,
+    told: Sequence[float] = (),
+    alpha: float = ALPHA,
+    locate: bool = True,
+) -> Verdict:
     """Test whether a text was marked under these keys, and where. `units`: of each key's scheme.
     `score`: None, the scheme's own. `told`: p-values of the same text by independent keys that
     others hold. Raise InputError where a p-value is none, or a key is given twice.
@@ -117,9 +125,14 @@ def uniforms(marks: Sequence[Marked]) -> np.ndarray:
 
 
 def _of_key(
-    marks: list[Marked], file: KeyFile, score: str | None, m: int, k: int, alpha: float,
+    marks: list[Marked],
+    file: KeyFile,
+    score: str | None,
+    m: int,
+    k: int,
+    alpha: float,
     locate: bool,
-) -> OfKey:  # fmt: skip
+) -> OfKey:
     numbers = uniforms(marks)
     # The winner of a race is drawn by a number near 1, which Fisher's score sees best.
     score = score or ("fisher" if file.scheme.method == "race" else "sum")
@@ -212,8 +225,11 @@ def as_json(verdict: Verdict) -> dict[str, object]:
                 "log10_p_anywhere": one.log_p_anywhere / _LN10,
                 "spans": [
                     {
-                        "start": span.start, "end": span.end, "units": span.last - span.first,
-                        "p": as_p(span.log_p), "p_corrected": as_p(span.log_p_corrected),
+                        "start": span.start,
+                        "end": span.end,
+                        "units": span.last - span.first,
+                        "p": as_p(span.log_p),
+                        "p_corrected": as_p(span.log_p_corrected),
                         "log10_p_corrected": span.log_p_corrected / _LN10,
                     }
                     for span in one.spans
@@ -221,4 +237,4 @@ def as_json(verdict: Verdict) -> dict[str, object]:
             }
             for one in verdict.keys
         ],
-    }  # fmt: skip
+    }

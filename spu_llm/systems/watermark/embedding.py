@@ -74,10 +74,14 @@ class Embedder:
             )
 
     def text(
-        self, prompt: Content, max_tokens: int, stops: Stops = NONE,
+        self,
+        prompt: Content,
+        max_tokens: int,
+        stops: Stops = NONE,
         as_text: Callable[[Content], str] | None = None,
-        on_chunk: Callable[[Content], None] = lambda content: None, made: Made | None = None,
-    ) -> Made:  # fmt: skip
+        on_chunk: Callable[[Content], None] = lambda content: None,
+        made: Made | None = None,
+    ) -> Made:
         """Return what follows the prompt. max_tokens: the sampler's own, k to a chunk; a chunk that
         ends early is charged in full where only text comes back. It ends before the first of
         `stops`; `as_text` says where, of tokens. `made`, an empty one, is filled chunk by chunk, so
@@ -123,9 +127,13 @@ class Embedder:
         possible = np.flatnonzero(p)
         head = tuple(self.units.of(before))[max(0, len(before) - self.scheme.ngram + 1) :]
         found = choose(
-            self.keys[0], [[(*head, token_unit(int(token)))] for token in possible],
-            p[possible].tolist(), self.scheme.family, self.prg, self.histories[0],
-        )  # fmt: skip
+            self.keys[0],
+            [[(*head, token_unit(int(token)))] for token in possible],
+            p[possible].tolist(),
+            self.scheme.family,
+            self.prg,
+            self.histories[0],
+        )
         self.histories[0].add(found.used)
         token = int(possible[found.index])
         ended = token in self.sampler.ends
@@ -133,9 +141,7 @@ class Embedder:
         return drawn, Chunk(len(possible), (found.seeds,))
 
 
-def _cut_at(
-    made: Made, stops: Stops, as_text: Callable[[Content], str] | None
-) -> bool:
+def _cut_at(made: Made, stops: Stops, as_text: Callable[[Content], str] | None) -> bool:
     """Cut what was made before the first stop in it, tokens where the text with them has none yet;
     return whether there was one.
     """

@@ -1,10 +1,10 @@
 """A completion endpoint as sampler: OpenAI's, and what other servers make of it.
 
-    choices          of n some servers give one, others refuse more than one: the missing ones are
-                     asked for in requests of their own, several at once
-    finish_reason    `length` where a text goes on; it ends with any other word (`stop`,
-                     `eos_token`, `stop_sequence`, ...)
-    errors           the reason in the answer's body is shown
+choices          of n some servers give one, others refuse more than one: the missing ones are
+                 asked for in requests of their own, several at once
+finish_reason    `length` where a text goes on; it ends with any other word (`stop`,
+                 `eos_token`, `stop_sequence`, ...)
+errors           the reason in the answer's body is shown
 """
 
 from __future__ import annotations
@@ -35,9 +35,13 @@ class HttpSampler:
     """
 
     def __init__(
-        self, url: str, model: str, temperature: float = 1.0, answer_s: float = ANSWER_S,
+        self,
+        url: str,
+        model: str,
+        temperature: float = 1.0,
+        answer_s: float = ANSWER_S,
         on_wait: Callable[[str], None] = lambda why: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         headers = {"Content-Type": "application/json", **_authorization()}
         self._poster = Poster(url, headers, answer_s, on_wait)
         self._url, self._model, self._temperature = url, model, temperature
@@ -71,9 +75,12 @@ class HttpSampler:
 
     def _answered(self, prefix: Content, n: int, tokens: int) -> list[Drawn]:
         body = {
-            "model": self._model, "prompt": prefix, "n": n, "max_tokens": tokens,
+            "model": self._model,
+            "prompt": prefix,
+            "n": n,
+            "max_tokens": tokens,
             "temperature": self._temperature,
-        }  # fmt: skip
+        }
         answer = self._poster.post(json.dumps(body).encode())
         if answer.status in (400, 422) and n > 1:
             found = self._answered(prefix, 1, tokens)  # where it is refused, too, for its reason

@@ -36,9 +36,15 @@ class ModelSampler:
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Any, ends: frozenset[int], sampling: Sampling,
-        prg: Prg | None = None, *, spread: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        weights: Any,
+        ends: frozenset[int],
+        sampling: Sampling,
+        prg: Prg | None = None,
+        *,
+        spread: bool = False,
+    ) -> None:
         """Take the model's weights, folded (`models.hf.load_folded`)."""
         self.vocab, self.context = config.vocab_size, config.context
         self._config, self._weights = config, jax.device_put(weights)
@@ -91,9 +97,12 @@ class ModelSampler:
             if ended.all():
                 break
             logits, cache = self._run(
-                self._weights, cache, made[:, -1:].astype(np.int32), np.int32(at + i - 1),
+                self._weights,
+                cache,
+                made[:, -1:].astype(np.int32),
+                np.int32(at + i - 1),
                 np.int32(0),
-            )  # fmt: skip
+            )
             p = np.stack([self._sampling.distribution(row) for row in np.asarray(logits)])
             _, alike = np.unique(made, axis=0, return_inverse=True)
             drawn = self._draw(p, alike.reshape(-1))
@@ -140,10 +149,7 @@ def _tokens(content: Content) -> list[int]:
 
 @functools.cache
 def _compiled(config: ModelConfig) -> tuple[Any, Any]:
-    return (
-        jax.jit(functools.partial(_forward, config)),
-        jax.jit(_lanes, static_argnums=1),
-    )
+    return (jax.jit(functools.partial(_forward, config)), jax.jit(_lanes, static_argnums=1))
 
 
 def _lanes(trunk: Block, count: int) -> Block:
@@ -153,9 +159,13 @@ def _lanes(trunk: Block, count: int) -> Block:
 
 
 def _forward(
-    config: ModelConfig, weights: Any, cache: Block, tokens: jax.Array, at: jax.Array,
+    config: ModelConfig,
+    weights: Any,
+    cache: Block,
+    tokens: jax.Array,
+    at: jax.Array,
     last: jax.Array,
-) -> tuple[jax.Array, Block]:  # fmt: skip
+) -> tuple[jax.Array, Block]:
     """Run tokens [lane, k] after the first `at` rows; return logits [lane, vocab] after number
     `last`, and the cache with all of them.
     """

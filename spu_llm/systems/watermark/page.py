@@ -46,18 +46,17 @@ def page(text: str, verdict: Verdict) -> str:
 
 
 def page_of(
-    text: str, said: str, explained: str, units: Iterable[Shaded],
-    parts: Sequence[tuple[int, int]],
-) -> str:  # fmt: skip
+    text: str, said: str, explained: str, units: Iterable[Shaded], parts: Sequence[tuple[int, int]]
+) -> str:
     """Return the whole HTML file of lines that say what was found, the first a heading, and of
     shaded units; parts: the first unit and the one after the last.
     """
     head, *more = map(_escaped, said.splitlines())
     lines = "".join(f"<p>{line}</p>" for line in more)
     shown = _highlighted(text, units, parts)
-    return _document([
-        f"<h1>{head}</h1>{lines}<p><small>{html.escape(explained)}</small></p><pre>{shown}</pre>"
-    ])  # fmt: skip
+    return _document(
+        [f"<h1>{head}</h1>{lines}<p><small>{html.escape(explained)}</small></p><pre>{shown}</pre>"]
+    )
 
 
 def _document(parts: Sequence[str]) -> str:
@@ -86,9 +85,7 @@ def _strength(mark: Marked) -> float:
     return 0.0 if mark.uniform is None else min(1.0, -math.log1p(-mark.uniform) / _MOST)
 
 
-def _highlighted(
-    text: str, units: Iterable[Shaded], parts: Sequence[tuple[int, int]]
-) -> str:
+def _highlighted(text: str, units: Iterable[Shaded], parts: Sequence[tuple[int, int]]) -> str:
     found, at = [], 0
     opening = {first for first, _ in parts}
     closing = {last - 1 for _, last in parts}

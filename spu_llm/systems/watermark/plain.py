@@ -34,7 +34,7 @@ _CONTEXTUAL = re.compile(
     f"(?P<kept>{_FLAG})|[\U000e0000-\U000e00ff]|"
     f"(?<![{_JOINED}])[\u200c\u200d]+|[\u200c\u200d]+(?![{_JOINED}])|"
     r"(?:(?<=[\w\s])|^)[" + "\ufe00-\ufe0f\U000e0100-\U000e01ef]+(?!\u20e3)"
-)  # fmt: skip
+)
 
 
 class Plain(NamedTuple):
@@ -55,9 +55,11 @@ def plain(text: str) -> Plain:
 
 def _without(pattern: re.Pattern[str], found: Plain) -> Plain:
     gone = [
-        i for match in pattern.finditer(found.text) if not match.groupdict().get("kept")
+        i
+        for match in pattern.finditer(found.text)
+        if not match.groupdict().get("kept")
         for i in range(*match.span())
-    ]  # fmt: skip
+    ]
     if not gone:
         return found
     left = sorted(set(range(len(found.text))) - set(gone))

@@ -51,9 +51,12 @@ class Poster:
     """Posts to one URL, from several threads at once. `on_wait` hears why a request waits."""
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], answer_s: float = ANSWER_S,
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        answer_s: float = ANSWER_S,
         on_wait: Callable[[str], None] = lambda why: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._url, self._headers, self._answer_s, self._on_wait = url, headers, answer_s, on_wait
         self._pool = _pool(_parsed(url))
         self._reached = False
@@ -91,9 +94,15 @@ class Poster:
 
     def _posted(self, body: bytes) -> Answer:
         response = self._pool.urlopen(
-            "POST", self._url, body=body, headers=self._headers, retries=False, redirect=False,
-            preload_content=False, timeout=Timeout(connect=CONNECT_S, read=self._answer_s),
-        )  # fmt: skip
+            "POST",
+            self._url,
+            body=body,
+            headers=self._headers,
+            retries=False,
+            redirect=False,
+            preload_content=False,
+            timeout=Timeout(connect=CONNECT_S, read=self._answer_s),
+        )
         self._reached = True
         data, until = b"", time.monotonic() + self._answer_s
         try:

@@ -50,9 +50,13 @@ class Mark:
 
 
 def rules(
-    settings: dict[str, Any], completion: Completion, before: int, tokenizer: Tokenizer,
-    streams: Streams, send: Send,
-) -> tuple[Rule, Branching]:  # fmt: skip
+    settings: dict[str, Any],
+    completion: Completion,
+    before: int,
+    tokenizer: Tokenizer,
+    streams: Streams,
+    send: Send,
+) -> tuple[Rule, Branching]:
     """Return how tokens are drawn, and what is chosen of a step, by a mark (`decoding.records`).
     What it is used for is told before the text is. InputError for a mark of another kind than was
     asked for.
@@ -70,10 +74,13 @@ def rules(
     if candidates > 1:
         scheme = Scheme(mark.ngram, Family(mark.family, mark.k), mark.units)
         chooser = Chooser(
-            keys, scheme, units_of(scheme.units, tokenizer),
-            group_of(candidates, len(keys), MAX_CANDIDATES), histories,
+            keys,
+            scheme,
+            units_of(scheme.units, tokenizer),
+            group_of(candidates, len(keys), MAX_CANDIDATES),
+            histories,
             streams.sampling.child("choice"),
-        )  # fmt: skip
+        )
         usual = usual_tokens(tokenizer)
         return rule, Candidates(chooser, tokenizer.eos_ids, streams, usual, on_used)
     if len(keys) != 1 or not isinstance(rule, Race) or not rule.noise:

@@ -104,9 +104,12 @@ def scored(key: Key, tokens: Sequence[int], ngram: int) -> list[tuple[bytes, flo
 
 
 def race_text(
-    distribution: Callable[[tuple[int, ...]], np.ndarray], noise: MarkedNoise,
-    prompt: tuple[int, ...], max_tokens: int, ends: frozenset[int],
-) -> tuple[tuple[int, ...], bool]:  # fmt: skip
+    distribution: Callable[[tuple[int, ...]], np.ndarray],
+    noise: MarkedNoise,
+    prompt: tuple[int, ...],
+    max_tokens: int,
+    ends: frozenset[int],
+) -> tuple[tuple[int, ...], bool]:
     """Draw the tokens of a race with this noise, in the clear; return them, and whether the text
     ended. `distribution`: probabilities [vocab] after a text.
     """

@@ -116,8 +116,9 @@ class CommandSampler:
         self._rest = b""
 
     def sample(self, prefix: Content, n: int, max_tokens: int) -> list[Drawn]:
-        return whole(lambda count, tokens: self._drawn(prefix, count, tokens), n, max_tokens,
-                     self._name)  # fmt: skip
+        return whole(
+            lambda count, tokens: self._drawn(prefix, count, tokens), n, max_tokens, self._name
+        )
 
     def _drawn(self, prefix: Content, n: int, max_tokens: int) -> list[Drawn]:
         line = json.dumps({"prefix": prefix, "n": n, "max_tokens": max_tokens}) + "\n"

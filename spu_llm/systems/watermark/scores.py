@@ -55,7 +55,8 @@ def fisher(uniforms: np.ndarray) -> float:
 
 
 def combined(log_ps: Sequence[float]) -> float:
-    """Return log p of t independent tests together: -2 sum log p is chi^2 with 2 t degrees (§2.6).
+    """Return log p of t independent tests together: -2 sum log p is chi^2 with 2 t degrees
+    (§2.6).
     """
     if not log_ps:
         return 0.0

@@ -89,9 +89,13 @@ class Chooser:
             winners, seeds = [], {}
             for start in range(0, len(level), self.m):
                 winner, found = among(
-                    self.keys[depth], level[start : start + self.m], known, self.scheme.family,
-                    self.prg, self.histories[depth],
-                )  # fmt: skip
+                    self.keys[depth],
+                    level[start : start + self.m],
+                    known,
+                    self.scheme.family,
+                    self.prg,
+                    self.histories[depth],
+                )
                 used[depth] |= found.used
                 winners.append(winner)
                 seeds[winner] = (found.seeds, *marked[winner])
@@ -137,23 +141,29 @@ def added(
 
 
 def among(
-    key: Key, candidates: Sequence[Drawn], known: Mapping[Drawn, Grams], family: Family, prg: Prg,
+    key: Key,
+    candidates: Sequence[Drawn],
+    known: Mapping[Drawn, Grams],
+    family: Family,
+    prg: Prg,
     used: Container[bytes] = frozenset(),
-) -> tuple[Drawn, Choice]:  # fmt: skip
+) -> tuple[Drawn, Choice]:
     """Choose one of candidates of one law, independent or exchangeable, or winners under other
     keys; equal ones are counted together. `known` has their n-grams, the rest is as in `choose`.
     """
     counts = Counter(candidates)
-    found = choose(
-        key, [known[one] for one in counts], list(counts.values()), family, prg, used
-    )
+    found = choose(key, [known[one] for one in counts], list(counts.values()), family, prg, used)
     return list(counts)[found.index], found
 
 
 def choose(
-    key: Key, grams: Sequence[Grams], counts: Sequence[float],
-    family: Family, prg: Prg, used: Container[bytes] = frozenset(),
-) -> Choice:  # fmt: skip
+    key: Key,
+    grams: Sequence[Grams],
+    counts: Sequence[float],
+    family: Family,
+    prg: Prg,
+    used: Container[bytes] = frozenset(),
+) -> Choice:
     """Choose among distinct candidates with these n-grams and counts (or probabilities). `used`:
     seeds that may not decide any more. `prg`: private randomness, for who owns a shared seed and
     for candidates that are left with none.

@@ -58,10 +58,13 @@ class TokenUnits:
             at = end
         characters = _characters(text)
         return [
-            Unit(token_unit(token), characters[min(start, len(characters) - 1)],
-                 characters[min(end, len(characters) - 1)])
+            Unit(
+                token_unit(token),
+                characters[min(start, len(characters) - 1)],
+                characters[min(end, len(characters) - 1)],
+            )
             for token, start, end in found
-        ]  # fmt: skip
+        ]
 
 
 class WordUnits:
@@ -84,10 +87,11 @@ class WordUnits:
         return [
             Unit(
                 _folded(match[0]).encode("utf-8", "surrogatepass"),
-                places[match.start()][0], places[match.end() - 1][1],
+                places[match.start()][0],
+                places[match.end() - 1][1],
             )
             for match in _WORD.finditer(form)
-        ]  # fmt: skip
+        ]
 
 
 def units_of(name: str, tokenizer: Tokenizer | None) -> Units:

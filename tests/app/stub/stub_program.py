@@ -114,9 +114,7 @@ def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
     peer_directories.check_met(peer, *pool_ids(task.role, task.agreed))
     folder = Path(task.pool_dir)
     session = str(task.agreed["session"]).encode()
-    pool = Pool(
-        ROLES.index(task.role), Prg.from_os(), zeros, session=session, directory=folder
-    )
+    pool = Pool(ROLES.index(task.role), Prg.from_os(), zeros, session=session, directory=folder)
     peer.send(pool.inventory())
     pool.resume(peer.recv())
     before = pool.available(TRIPLE)

@@ -29,9 +29,7 @@ class ClientInputs:
     label: str | None = None
 
 
-PROGRAM = Program(
-    "sum", __name__, Asked, ClientInputs, check=Asked.check, text=False, spu=None
-)  # fmt: skip
+PROGRAM = Program("sum", __name__, Asked, ClientInputs, check=Asked.check, text=False, spu=None)
 
 
 def run(session: PlainSession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:

@@ -38,11 +38,13 @@ def by_likelihood(public: Public, owner: Scorer, sent: Sent) -> dict[str, int]:
     for name, scorer in of_models.items():
         logs, before = _logs(public, scorer, sent)
         scores = {
-            "the likeliest prompt": logs, "the least likely prompt": -logs,
-            "the likeliest secret": before, "the oddest secret": -before,
+            "the likeliest prompt": logs,
+            "the least likely prompt": -logs,
+            "the likeliest secret": before,
+            "the oddest secret": -before,
             "the likeliest text after it": logs - before,
             "the least likely text after it": before - logs,
-        }  # fmt: skip
+        }
         for what, score in scores.items():
             found[f"{what} by {name}"] = _largest(score, ties)
     return found
@@ -71,9 +73,10 @@ def by_redrawing(public: Public, sent: Sent, limits: Limits) -> int:
     fits = []
     for row in sent.rows:
         try:
-            made = {tuple(other.tolist()) for other in alike(
-                public, _with(sent, row), Prg.from_os(), limits
-            )}  # fmt: skip
+            made = {
+                tuple(other.tolist())
+                for other in alike(public, _with(sent, row), Prg.from_os(), limits)
+            }
         except TooFewError:
             made = set()
         fits.append(len(made & rows))

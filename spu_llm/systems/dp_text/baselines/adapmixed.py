@@ -96,24 +96,39 @@ def mixing_weights(
 
 
 def for_budget(
-    epsilon: float, delta: float, *, batch: int, max_new_tokens: int, temperature: float = 1.0,
-    adjacency: str = "replace-by-null", published: bool = False,
-) -> Method:  # fmt: skip
+    epsilon: float,
+    delta: float,
+    *,
+    batch: int,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    adjacency: str = "replace-by-null",
+    published: bool = False,
+) -> Method:
     """Return the method that stops at this epsilon."""
     check_budget(epsilon, delta)
     settings = AdaPMixED(
-        epsilon, delta, batch, max_new_tokens, temperature, published=published,
+        epsilon,
+        delta,
+        batch,
+        max_new_tokens,
+        temperature,
+        published=published,
         replace=adjacency != "add-or-remove",
-    )  # fmt: skip
+    )
 
     def begin(present: np.ndarray, prg: Prg) -> Next:
         return _State(settings, present, prg).token
 
     return Method(
-        "adapmixed-published" if published else "adapmixed", batch, max_new_tokens,
-        dp_event.UnsupportedDpEvent(), begin, asdict(settings),
+        "adapmixed-published" if published else "adapmixed",
+        batch,
+        max_new_tokens,
+        dp_event.UnsupportedDpEvent(),
+        begin,
+        asdict(settings),
         "no differential privacy: a loss that depends on the data, for these references alone",
-    )  # fmt: skip
+    )
 
 
 class _State:

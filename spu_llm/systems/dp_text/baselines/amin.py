@@ -62,9 +62,12 @@ def published_test_rho(batch: int, noise: float = NOISE) -> float:
 
 
 def published_clip(
-    rho: float, batch: int, temperature: float, private_tokens: int = PRIVATE_TOKENS,
+    rho: float,
+    batch: int,
+    temperature: float,
+    private_tokens: int = PRIVATE_TOKENS,
     noise: float = NOISE,
-) -> float | None:  # fmt: skip
+) -> float | None:
     """Return C = B tau sqrt(2 (rho / T_prv - 2 / (B sigma)^2)); None (the paper's INF) where the
     test alone takes more than there is.
     """
@@ -96,18 +99,23 @@ def _rho(amin: Amin) -> float:
 
 
 def for_budget(
-    epsilon: float, delta: float, *, batch: int, max_new_tokens: int, temperature: float = 1.0,
-    adjacency: str = "replace-by-null", published: bool = False,
+    epsilon: float,
+    delta: float,
+    *,
+    batch: int,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    adjacency: str = "replace-by-null",
+    published: bool = False,
     private_tokens: int = PRIVATE_TOKENS,
-) -> Method:  # fmt: skip
+) -> Method:
     """Return the method at this budget. InputError where there is none."""
     check_budget(epsilon, delta)
     private_tokens = min(private_tokens, max_new_tokens)
     rho = rho_for(epsilon, delta)
     plain = Amin(
-        batch, 0.0, max_new_tokens, temperature, adjacency=adjacency,
-        private_tokens=private_tokens,
-    )  # fmt: skip
+        batch, 0.0, max_new_tokens, temperature, adjacency=adjacency, private_tokens=private_tokens
+    )
     if not published:
         amin = Amin(**{**asdict(plain), "clip": corrected_clip(rho, plain)})
         one = dp_event.ComposedDpEvent(token_events(amin))
@@ -120,15 +128,16 @@ def for_budget(
         )
     amin = Amin(**{**asdict(plain), "clip": clip})
     return method(
-        amin, "amin-published", dp_event.UnsupportedDpEvent(),
+        amin,
+        "amin-published",
+        dp_event.UnsupportedDpEvent(),
         "as published; its test is charged too little from C = 1 on, so this is no guarantee",
     )
 
 
 def method(
-    amin: Amin, name: str, event: dp_event.DpEvent,
-    guarantee: str = HOLDS_BUT_FOR_ROUNDING,
-) -> Method:  # fmt: skip
+    amin: Amin, name: str, event: dp_event.DpEvent, guarantee: str = HOLDS_BUT_FOR_ROUNDING
+) -> Method:
     """Return steps 1 to 5 as a method."""
 
     def begin(present: np.ndarray, prg: Prg) -> Next:

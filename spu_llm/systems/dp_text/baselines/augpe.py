@@ -57,9 +57,15 @@ class AugPE:
 
 
 def for_budget(
-    epsilon: float, delta: float, *, max_new_tokens: int, temperature: float = 1.0,
-    top_k: int | None = None, adjacency: str = "replace-by-null", iterations: int = ITERATIONS,
-) -> AugPE:  # fmt: skip
+    epsilon: float,
+    delta: float,
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    adjacency: str = "replace-by-null",
+    iterations: int = ITERATIONS,
+) -> AugPE:
     """Return AugPE with the least noise that the budget allows."""
     check_budget(epsilon, delta)
     Parameters(1, 0.0, temperature, max_new_tokens, top_k, adjacency)  # refuses nonsense
@@ -78,10 +84,15 @@ def votes(candidates: np.ndarray, references: np.ndarray, present: np.ndarray) -
 
 
 def corpus(
-    settings: AugPE, config: ModelConfig, folded: Any, prompts: Prompts,
-    references: Sequence[str], wanted: int, prg: Prg,
+    settings: AugPE,
+    config: ModelConfig,
+    folded: Any,
+    prompts: Prompts,
+    references: Sequence[str],
+    wanted: int,
+    prg: Prg,
     say: Callable[[str], None] = lambda what: None,
-) -> tuple[list[Made], int]:  # fmt: skip
+) -> tuple[list[Made], int]:
     """Make `wanted` texts of all references, and return them with the number of next-token
     evaluations of the model that they took.
     """

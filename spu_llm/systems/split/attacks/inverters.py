@@ -106,9 +106,11 @@ def _begin(x: np.ndarray, tokens: np.ndarray, table: np.ndarray, key: Array) -> 
         "bias": jnp.zeros(3 * WIDTH),
         "state": jax.random.normal(keys[1], (WIDTH, 3 * WIDTH)) * WIDTH**-0.5,
         "out": jnp.zeros((WIDTH, d)),
-        "linear": jnp.asarray(linear, jnp.float32), "offset": jnp.asarray(offset, jnp.float32),
-        "table": jnp.asarray(of_tokens, jnp.float32), "shift": jnp.asarray(shift, jnp.float32),
-    }  # fmt: skip
+        "linear": jnp.asarray(linear, jnp.float32),
+        "offset": jnp.asarray(offset, jnp.float32),
+        "table": jnp.asarray(of_tokens, jnp.float32),
+        "shift": jnp.asarray(shift, jnp.float32),
+    }
 
 
 def trained(

@@ -135,10 +135,15 @@ def of_beginnings(
 
     luck = (1 + sum(drawn() >= right for _ in range(DRAWS))) / (1 + DRAWS)
     return Outcome(
-        attack, mode, "the length of the beginning that two texts have in common",
-        int(common.sum()), right, chance, luck=luck,
+        attack,
+        mode,
+        "the length of the beginning that two texts have in common",
+        int(common.sum()),
+        right,
+        chance,
+        luck=luck,
         notes=f"of {int((~common).sum())} pairs without one, {said} were said to have one",
-    )  # fmt: skip
+    )
 
 
 def of_twins(attack: str, mode: str, what: str, found: Sequence[int]) -> Outcome:
@@ -185,9 +190,15 @@ def of_nearest(
     luck = (1 + sum(n >= right for n in shuffled)) / (1 + SHUFFLES)
     chances = np.concatenate(rates)
     return Outcome(
-        attack, mode, what, len(every), right, float(chances.mean()), luck=luck,
+        attack,
+        mode,
+        what,
+        len(every),
+        right,
+        float(chances.mean()),
+        luck=luck,
         notes=f"{(chances > 0).mean():.1%} of the rows have one of their token in another text",
-    )  # fmt: skip
+    )
 
 
 def of_pairs(
@@ -213,9 +224,15 @@ def of_pairs(
     shuffled = [_pairs(group * size + source.permutation(label)) for _ in range(SHUFFLES)]
     luck = (1 + sum(n >= both for n in shuffled)) / (1 + SHUFFLES)
     return Outcome(
-        attack, mode, what, said, both, equal / every, luck=luck,
+        attack,
+        mode,
+        what,
+        said,
+        both,
+        equal / every,
+        luck=luck,
         notes=f"of {equal} equal pairs {both / max(1, equal):.1%} were found",
-    )  # fmt: skip
+    )
 
 
 def _pairs(numbers: np.ndarray) -> int:

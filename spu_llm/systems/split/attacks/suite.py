@@ -72,9 +72,14 @@ class Session:
         return self.inverters.public
 
     def judged(
-        self, attack: str, guess: Texts, how: str = "", what: str = TOKEN,
-        counted: slice = slice(None), notes: str = "",
-    ) -> Outcome:  # fmt: skip
+        self,
+        attack: str,
+        guess: Texts,
+        how: str = "",
+        what: str = TOKEN,
+        counted: slice = slice(None),
+        notes: str = "",
+    ) -> Outcome:
         what = f"{what}, {how}" if how else what
         return scored.of_tokens(
             attack, self.mode, what, guess, self.texts, self.others, counted, notes
@@ -107,9 +112,7 @@ def a1(session: Session) -> Iterator[Outcome]:
 
 def a2(session: Session) -> Iterator[Outcome]:
     guess, prompt = reading.attack(session.view, session.public), session.prompt
-    yield session.judged(
-        "A2", guess, "by the public back", CODE, slice(prompt, None)
-    )  # fmt: skip
+    yield session.judged("A2", guess, "by the public back", CODE, slice(prompt, None))
     yield session.judged(
         "A2", guess, "by the public back", "the right next token of a prompt", slice(1, prompt)
     )
@@ -154,9 +157,12 @@ def a5(session: Session) -> Iterator[Outcome]:
         "A5", session.mode, "two rows said to be of the same token", grouped, session.texts
     )
     yield scored.of_nearest(
-        "A5", session.mode, "the nearest row of another text is of the same token",
-        counting.nearest(session.view, session.public), session.texts,
-    )  # fmt: skip
+        "A5",
+        session.mode,
+        "the nearest row of another text is of the same token",
+        counting.nearest(session.view, session.public),
+        session.texts,
+    )
     for k in (1, 3):
         guess = counting.by_frequency(grouped, session.public, k)
         yield session.judged("A5", guess, f"by how frequent it is, k = {k}")
@@ -175,9 +181,7 @@ def a8(session: Session) -> Iterator[Outcome]:
     guess = inversion.attack(session.view, session.public)
     pairs = zip(guess, session.texts, strict=True)
     whole = sum(list(found) == list(text) for found, text in pairs)
-    yield session.judged(
-        "A8", guess, "by trying all", notes=f"{whole} of {len(guess)} texts whole"
-    )  # fmt: skip
+    yield session.judged("A8", guess, "by trying all", notes=f"{whole} of {len(guess)} texts whole")
     yield from session.won("A8", guess, "by trying all")
 
 
@@ -199,10 +203,12 @@ def a10(session: Session) -> Iterator[Outcome]:
     rest = [token for text in session.texts for token in text[session.template :]]
     share = sum(token in there for token in rest) / len(rest)
     yield session.judged(
-        "A10", guess, f"the first {session.template} of each text known",
+        "A10",
+        guess,
+        f"the first {session.template} of each text known",
         counted=slice(session.template, None),
         notes=f"{share:.1%} of the others are among those known",
-    )  # fmt: skip
+    )
     yield from session.won(
         "A10", guess, f"the first {session.template} known", slice(session.template, None)
     )
@@ -224,25 +230,44 @@ def a12(session: Session) -> Iterator[Outcome]:
         how = "by gradients of rows of the host's choice"
         if tuned.relabelled is not None:
             yield scored.of_tokens(
-                "A12", session.mode, f"the label as the client calls it, {how}", guess,
+                "A12",
+                session.mode,
+                f"the label as the client calls it, {how}",
+                guess,
                 labels_of(tuned.texts, tuned.relabelled),
-            )  # fmt: skip
+            )
         yield _of_labels(session, tuned, "A12", guess, how)
         yield scored.of_pairs(
-            "A12", session.mode, f"two labels said to be equal, {how}", guess,
+            "A12",
+            session.mode,
+            f"two labels said to be equal, {how}",
+            guess,
             labels_of(tuned.texts),
-        )  # fmt: skip
+        )
 
 
 def _of_labels(session: Session, tuned: Tuned, attack: str, guess: Texts, how: str) -> Outcome:
     """Score guesses of the next tokens of the tuning texts."""
     return scored.of_tokens(
-        attack, session.mode, f"the right next token of a tuning text, {how}", guess,
-        labels_of(tuned.texts), [text[1:] for text in session.others],
-    )  # fmt: skip
+        attack,
+        session.mode,
+        f"the right next token of a tuning text, {how}",
+        guess,
+        labels_of(tuned.texts),
+        [text[1:] for text in session.others],
+    )
 
 
 ATTACKS: dict[str, Callable[[Session], Iterator[Outcome]]] = {
-    "a1": a1, "a2": a2, "a3": a3, "a4": a4, "a5": a5, "a6": a6, "a8": a8, "a9": a9, "a10": a10,
-    "a11": a11, "a12": a12,
-}  # fmt: skip
+    "a1": a1,
+    "a2": a2,
+    "a3": a3,
+    "a4": a4,
+    "a5": a5,
+    "a6": a6,
+    "a8": a8,
+    "a9": a9,
+    "a10": a10,
+    "a11": a11,
+    "a12": a12,
+}

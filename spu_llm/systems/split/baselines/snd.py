@@ -38,9 +38,12 @@ class Denoiser:
 
     @staticmethod
     def fit(
-        received: np.ndarray, clean: np.ndarray, noise: np.ndarray, wanted: np.ndarray,
+        received: np.ndarray,
+        clean: np.ndarray,
+        noise: np.ndarray,
+        wanted: np.ndarray,
         ridge: float = 1e-2,
-    ) -> Denoiser:  # fmt: skip
+    ) -> Denoiser:
         """Fit a denoiser on public text. wanted: what comes back for the clean embeddings; ridge:
         relative to the number of rows.
         """
