@@ -20,7 +20,7 @@ from models.cache import Rows, join_heads
 from models.family import Layer, ModelConfig, Params, family_of
 
 
-class Asked(NamedTuple):
+class AttentionInputs(NamedTuple):
     """What attention of one row a lane is made of; query heads of a group share keys."""
 
     query: Array  # [L, kv head, group, head_dim], scaled
@@ -48,7 +48,7 @@ class Stages(NamedTuple):
 
     embed: Callable[[Params, Any, Any], Array]
     fill: Callable[[Params, Any, Any, Any], Filled]
-    ask: Callable[[Params, Any, Any], Asked]
+    ask: Callable[[Params, Any, Any], AttentionInputs]
     answer: Callable[[Params, Any, Any], Array]
     head: Callable[[Params, Any], Array]
 
@@ -109,13 +109,13 @@ def stages_of(config: ModelConfig) -> Stages:
         shape = lanes, heads, n, config.head_dim
         return Filled(x, at.keys.reshape(shape), at.values.reshape(shape))
 
-    def ask(block: Params, x: Array, positions: Array) -> Asked:
+    def ask(block: Params, x: Array, positions: Array) -> AttentionInputs:
         at = layer(_Asking, block, one_row(positions))
         family.attention(norm(x), at)
         query, key, value = at.asked
         lanes, size = len(x), config.head_dim
         key, value = (a.reshape(lanes, heads, size) for a in (key, value))
-        return Asked(query.reshape(lanes, heads, -1, size), key, value)
+        return AttentionInputs(query.reshape(lanes, heads, -1, size), key, value)
 
     def answer(block: Params, x: Array, attended: Array) -> Array:
         at = layer(_Answered, block, one_row(jnp.zeros(len(x), jnp.int32)))

@@ -55,7 +55,7 @@ from spu_llm.service.task import Task
 from spu_llm.service.worker import Events, run_task
 from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Held
+from spu_llm.systems.program import ProviderInputs
 
 MODES = ("direct", "insecure", "tls")
 MOST = 1.05  # of a step without a connection of ours
@@ -225,7 +225,7 @@ def _direct(
     own = _free_ports(4)
     with cable(network, own) as far:
         tasks = []
-        for rank, held in enumerate((inputs, Held(str(model)))):
+        for rank, held in enumerate((inputs, ProviderInputs(str(model)))):
             # Each party listens at its own ports, and reaches the other through the cable.
             ports = [own[i] if i % 2 == rank else far[i] for i in range(4)]
             kept = peer_folder(default_directory(ROLES[rank]), "direct")

@@ -23,7 +23,7 @@ from experiments.common import commands, report
 from spu_llm.app.printing import show_table
 from spu_llm.core.errors import PeerError
 from spu_llm.core.machine import machine
-from spu_llm.net.frames import Door
+from spu_llm.net.frames import StreamType
 from spu_llm.net.manifest import Role
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
@@ -62,7 +62,7 @@ def _answer(port: int, network: str) -> None:
         socket.create_server((_HOST, 0)) as server,
     ):
         server.settimeout(START_S)
-        relay.open_worker_side(Loopback({Door.MESSAGES: server.getsockname()[1]}))
+        relay.open_worker_side(Loopback({StreamType.MESSAGES: server.getsockname()[1]}))
         sock, _ = server.accept()
         with sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -97,9 +97,11 @@ def measure(
         with subprocess.Popen([sys.executable, "-m", __name__, str(port), network]) as other:
             try:
                 with _relay(accept(listener, START_S), network, "client") as relay:
-                    side = Loopback({Door.MESSAGES: _NOBODY})
+                    side = Loopback({StreamType.MESSAGES: _NOBODY})
                     relay.open_worker_side(side)
-                    with socket.create_connection((_HOST, side.ports[Door.MESSAGES][1])) as sock:
+                    with socket.create_connection(
+                        (_HOST, side.ports[StreamType.MESSAGES][1])
+                    ) as sock:
                         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                         _exchange(sock, b"")  # opens the stream
                         small = [_exchange(sock, b"") for _ in range(round_trips)]

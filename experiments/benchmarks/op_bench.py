@@ -50,7 +50,7 @@ _share_fixed = SecureFunction(lambda a, b: a + b, _BOTH, "share fixed-point numb
 
 
 @dataclass(frozen=True)
-class Asked:
+class OpBenchRequest:
     ops: tuple[str, ...]
     sizes: tuple[int, ...]  # none: each op's own
     repeat: int
@@ -65,14 +65,14 @@ class Asked:
 PROGRAM = Program(
     "op-bench",
     __name__,
-    Asked,
+    OpBenchRequest,
     check=lambda asked, config: asked.chosen(),
     keeps_hints=False,
     spu=FEW_MESSAGES,
 )
 
 
-def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str, Any]:
+def run(session: PartySession, job: Job[OpBenchRequest, Nothing], send: Send) -> dict[str, Any]:
     """Measure every op at every size; the client's result has all figures.
 
     The inputs are random numbers that both parties make from one seed and then share.
@@ -299,7 +299,7 @@ def measure(
     """Run one network's session; return its result as JSON fields. `model`: any, the provider is
     started with it.
     """
-    request = Asked(tuple(ops), tuple(sizes or ()), repeat)
+    request = OpBenchRequest(tuple(ops), tuple(sizes or ()), repeat)
     request.chosen()
     outcome, agreed = run_study(PROGRAM, model, request, network=network)
     rows, first = (outcome.result[name] for name in ("rows", "memory_after_warm_up"))

@@ -31,7 +31,7 @@ from spu_llm.core.meter import Entry
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding.decoder import Judged, JudgeInputs
+from spu_llm.systems.decoding.decoder import JudgeInputs, VerificationResult
 from spu_llm.systems.decoding.generate import Completion
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
@@ -100,7 +100,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class ClientInputs:
+class ScaleInputs:
     prompt: list[int]
 
 
@@ -108,13 +108,13 @@ PROGRAM = Program(
     "scale",
     __name__,
     Shape,
-    ClientInputs,
+    ScaleInputs,
     check=lambda shape, config: shape.check(),
     keeps_hints=False,  # of random weights: nobody asks for a hint of them again
 )
 
 
-def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dict[str, Any]:
+def run(session: PartySession, job: Job[Shape, ScaleInputs], send: Send) -> dict[str, Any]:
     """Run the prefill and decode every token; return their costs, and the tokens at the client."""
     shape = job.request
     for rank in (CLIENT, PROVIDER):
@@ -150,7 +150,7 @@ def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dic
 class _Course:
     """One party's half of the measured completion."""
 
-    def __init__(self, session: PartySession, shape: Shape, job: Job[Shape, ClientInputs]) -> None:
+    def __init__(self, session: PartySession, shape: Shape, job: Job[Shape, ScaleInputs]) -> None:
         self._session, self._second_batches = session, shape.second_batches
         self._completion = Completion.of(shape.config, shape.request)
         params = shape.weights() if session.rank == PROVIDER else None
@@ -177,7 +177,7 @@ class _Course:
         all_stay = np.ones((1, 1), bool)
         return self._measured(phase, lambda: self._decoder.step(token, inputs, all_stay))
 
-    def _measured(self, phase: str, run: Callable[[], Judged]) -> dict[str, Any]:
+    def _measured(self, phase: str, run: Callable[[], VerificationResult]) -> dict[str, Any]:
         session = self._session
         done = measured.forward(session, self._decoder, phase, run, self._emit)
         if self._second_batches:
@@ -239,7 +239,7 @@ def measure(
         PROGRAM,
         model,
         shape,
-        ClientInputs(shape.prompt()),
+        ScaleInputs(shape.prompt()),
         network=network,
         on_event=lambda e: on_part(e) if e["event"] == "measured" else None,
     )

@@ -37,11 +37,11 @@ from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.completion import held_weights
-from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs
+from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, VerificationResult
 from spu_llm.systems.decoding.generate import announce
-from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.session_shape import SessionShape
 from spu_llm.systems.program import Job, Program, Send
 
 NEW_TOKENS = 32  # the cache has room for a completion of this length
@@ -135,7 +135,7 @@ class _Sweep:
         request = Request(self.prompt_tokens, NEW_TOKENS, 0, temperature=asked.temperature)
         self._verifier = verifier("token", request.sampling)
         weights = held_weights(session, job.model, job)
-        layout = Layout(
+        layout = SessionShape(
             job.model, (self.prompt_tokens,), (self.capacity,), scale=request.logits_scale
         )
         self._decoder = Decoder(session, layout, self._verifier, weights)
@@ -192,7 +192,7 @@ class _Sweep:
             "material": material,
         }
 
-    def _measured(self, phase: str, run: Callable[[], Judged]) -> measured.Forward:
+    def _measured(self, phase: str, run: Callable[[], VerificationResult]) -> measured.Forward:
         return measured.forward(self._session, self._decoder, phase, run, _resolve, self._client)
 
     def _inputs(self, count: int) -> JudgeInputs:

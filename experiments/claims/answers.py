@@ -28,7 +28,7 @@ from spu_llm.core.machine import machine
 
 
 @dataclass(frozen=True)
-class Plan:
+class AnswersPlan:
     """questions: their numbers in the file, from 1; tokens: of an answer, at most."""
 
     model: str
@@ -40,7 +40,7 @@ class Plan:
 def measure(
     model: Path,
     file: Path,
-    plan: Plan,
+    plan: AnswersPlan,
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
     done: Sequence[dict[str, Any]],
@@ -72,7 +72,7 @@ def measure(
 
 
 def _answer(
-    model: Path, text: ChatText, plan: Plan, greedy: Callable[[list[int]], list[int]]
+    model: Path, text: ChatText, plan: AnswersPlan, greedy: Callable[[list[int]], list[int]]
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         found = run_command(
@@ -224,7 +224,7 @@ def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     commands.check_range("--answer-tokens", options.answer_tokens, 2)
     model = commands.private_model(options)
-    plan = Plan(model.name, tuple(options.numbers), options.answer_tokens, options.network)
+    plan = AnswersPlan(model.name, tuple(options.numbers), options.answer_tokens, options.network)
     result = commands.resumed(
         options, plan, lambda *how: measure(model, options.questions, plan, *how)
     )

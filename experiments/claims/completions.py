@@ -86,7 +86,7 @@ def read_prompts() -> list[Prompt]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionStudyRequest:
     """What a run is identified by. `stock_tokens`: of a stock run that ends before `tokens`."""
 
     network: str
@@ -104,7 +104,7 @@ def matrix(
     systems: Sequence[str],
     tokens: int,
     stock_tokens: int | None = None,
-) -> list[tuple[Asked, Prompt]]:
+) -> list[tuple[CompletionStudyRequest, Prompt]]:
     """Return all runs in the order in which they are made: those that are compared next to each
     other, and whoever is first takes turns. After each prompt all systems have as many runs on
     every network.
@@ -115,12 +115,16 @@ def matrix(
         for system in (*SYSTEMS[shift:], *SYSTEMS[:shift]):
             if system in systems and (system, mode) != ("stock", "sampled"):
                 short = stock_tokens if system == "stock" else None
-                asked = Asked(network, prompt.kind, mode, system, tokens, prompt.number, short)
+                asked = CompletionStudyRequest(
+                    network, prompt.kind, mode, system, tokens, prompt.number, short
+                )
                 runs.append((asked, prompt))
     return runs
 
 
-def check(model: Path, draft_model: Path, runs: Sequence[tuple[Asked, Prompt]]) -> None:
+def check(
+    model: Path, draft_model: Path, runs: Sequence[tuple[CompletionStudyRequest, Prompt]]
+) -> None:
     """Raise InputError for what cannot be measured."""
     config, tokenizer = load_config(model), Tokenizer.load(draft_model)
     for asked, prompt in runs:
@@ -216,7 +220,9 @@ def by_kind(material: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
 # ---- one run
 
 
-def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
+def measure(
+    asked: CompletionStudyRequest, prompt: Prompt, model: Path, draft_model: Path
+) -> dict[str, Any]:
     """Make a run; return its record."""
     here = asdict(machine())
     before = {
@@ -253,7 +259,9 @@ def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dic
     )
 
 
-def _ours(asked: Asked, given: list[int], model: Path, draft_model: Path) -> dict[str, Any]:
+def _ours(
+    asked: CompletionStudyRequest, given: list[int], model: Path, draft_model: Path
+) -> dict[str, Any]:
     outcome, agreed = run_study(
         PROGRAM,
         model,
@@ -280,7 +288,7 @@ def _ours(asked: Asked, given: list[int], model: Path, draft_model: Path) -> dic
     }
 
 
-def _stock(asked: Asked, prompt: Prompt, model: Path) -> dict[str, Any]:
+def _stock(asked: CompletionStudyRequest, prompt: Prompt, model: Path) -> dict[str, Any]:
     count = asked.stock_tokens or asked.tokens
     tokenizer = Tokenizer.load(model)
     length = len(tokenizer.encode(prompt.text))
@@ -311,7 +319,7 @@ def _stock(asked: Asked, prompt: Prompt, model: Path) -> dict[str, Any]:
     }
 
 
-def _request(asked: Asked, prompt_tokens: int) -> Request:
+def _request(asked: CompletionStudyRequest, prompt_tokens: int) -> Request:
     drafts = DRAFT_LENGTH if asked.system == "ours-drafted" else 0
     temperature = TEMPERATURE if asked.mode == "sampled" else 0.0
     return Request(prompt_tokens, asked.tokens, drafts, temperature)
@@ -335,7 +343,11 @@ def repetition(prompt: Sequence[int], tokens: Sequence[int]) -> float:
 
 
 def against_plaintext(
-    asked: Asked, given: list[int], model: Path, draft_model: Path, tokens: list[int]
+    asked: CompletionStudyRequest,
+    given: list[int],
+    model: Path,
+    draft_model: Path,
+    tokens: list[int],
 ) -> dict[str, Any]:
     """Return how far the tokens after those `given` are plaintext's, and what is wrong with them.
 
@@ -360,7 +372,9 @@ def against_plaintext(
     return {"near_ties": near, "largest_margin": largest, "failures": failures}
 
 
-def plaintext_tokens(asked: Asked, given: list[int], model: Path, draft_model: Path) -> list[int]:
+def plaintext_tokens(
+    asked: CompletionStudyRequest, given: list[int], model: Path, draft_model: Path
+) -> list[int]:
     """Return what a run's completion gives in plaintext with the run's seeds."""
     config, params = load_model(model)
     wanted = Completion.of(config, _request(asked, len(given)))
@@ -394,8 +408,8 @@ def load(path: Path | None) -> dict[str, Any]:
 
 
 def missing(
-    runs: Sequence[tuple[Asked, Prompt]], found: dict[str, Any]
-) -> list[tuple[Asked, Prompt]]:
+    runs: Sequence[tuple[CompletionStudyRequest, Prompt]], found: dict[str, Any]
+) -> list[tuple[CompletionStudyRequest, Prompt]]:
     """Return the runs of which `found` has no record."""
     done = [record["asked"] for record in found["runs"]]
     return [(asked, prompt) for asked, prompt in runs if asdict(asked) not in done]

@@ -63,7 +63,7 @@ LARGER = (12, 768, 12)  # layers, width, heads: GPT-2 small's blocks
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConfidentialPlan:
     """What is measured. users: numbers of them, rising; at: the number for sizes and memory."""
 
     users: Sequence[int] = (1, 2, 4, 8, 16)
@@ -77,7 +77,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ConfidentialCell:
     """What is compared by `system` when all else is equal. fakes: beside each user's prompt."""
 
     part: str
@@ -94,7 +94,7 @@ class Cell:
         return "vault" if self.system == OBFUSCATED else self.system
 
 
-def check(model: Path, plan: Plan) -> None:
+def check(model: Path, plan: ConfidentialPlan) -> None:
     """Raise InputError for what cannot be measured."""
     commands.check_range("--repeat", plan.repeat, 1)
     for n in plan.users:
@@ -106,12 +106,14 @@ def check(model: Path, plan: Plan) -> None:
         )
 
 
-def cells_of(part: str, plan: Plan, models: Sequence[str]) -> list[list[Cell]]:
+def cells_of(
+    part: str, plan: ConfidentialPlan, models: Sequence[str]
+) -> list[list[ConfidentialCell]]:
     """Return groups of cells that are measured in turns. models: names, the shipped one's first."""
 
-    def group(model: str, users: int, length: tuple[int, int]) -> list[Cell]:
+    def group(model: str, users: int, length: tuple[int, int]) -> list[ConfidentialCell]:
         return [
-            Cell(part, model, name, users, *length, LAMBDA if name == OBFUSCATED else 0)
+            ConfidentialCell(part, model, name, users, *length, LAMBDA if name == OBFUSCATED else 0)
             for name in ALL
         ]
 
@@ -123,14 +125,14 @@ def cells_of(part: str, plan: Plan, models: Sequence[str]) -> list[list[Cell]]:
     if part == "lengths":
         return [group(first, 1, (i, o)) for o in plan.outputs for i in plan.inputs]
     if part == "lambda":
-        return [[Cell(part, first, "vault", 1, *plan.lengths, n) for n in plan.lambdas]]
+        return [[ConfidentialCell(part, first, "vault", 1, *plan.lengths, n) for n in plan.lambdas]]
     return []
 
 
 # ---- one run
 
 
-def measure(cell: Cell, system: System, texts: Texts, turn: int) -> dict[str, Any]:
+def measure(cell: ConfidentialCell, system: System, texts: Texts, turn: int) -> dict[str, Any]:
     """Make a run; return its record."""
     prompts = prompts_of(cell, texts)
     wanted = dict(
@@ -161,7 +163,7 @@ def measure(cell: Cell, system: System, texts: Texts, turn: int) -> dict[str, An
     }
 
 
-def prompts_of(cell: Cell, texts: Texts) -> list[list[list[int]]]:
+def prompts_of(cell: ConfidentialCell, texts: Texts) -> list[list[list[int]]]:
     """Return the prompts of a cell's users, fakes included, by user."""
     mine = cell.fakes + 1
     rows = [row for row, _ in texts.get(cell.users * mine, cell.input, cell.output)]
@@ -169,7 +171,7 @@ def prompts_of(cell: Cell, texts: Texts) -> list[list[list[int]]]:
 
 
 def compare(
-    cells: Sequence[Cell],
+    cells: Sequence[ConfidentialCell],
     systems: dict[str, System],
     texts: Texts,
     repeat: int,
@@ -194,13 +196,15 @@ def compare(
 # ---- memory, and two parties
 
 
-def memory(model: Path, name: str, system: str, plan: Plan, texts: Texts) -> dict[str, Any]:
+def memory(
+    model: Path, name: str, system: str, plan: ConfidentialPlan, texts: Texts
+) -> dict[str, Any]:
     """Return the bytes of all processes of one system, which is the only one that runs, by role and
     as the kernel counts them; and `needed`: weights, and keys and values of prompts.
     """
     (length, new), users = plan.lengths, plan.at
     fakes = LAMBDA if system == OBFUSCATED else 0
-    cell = Cell("memory", name, system, users, length, new, fakes)
+    cell = ConfidentialCell("memory", name, system, users, length, new, fakes)
     found: dict[str, Any] = {}
     mine = fakes + 1
     with started([cell.process], model, users, users * mine) as (there,):
@@ -235,7 +239,7 @@ def row_bytes(config: ModelConfig) -> int:
 
 
 def two_party(
-    texts: Texts, model: Path, draft_model: Path, plan: Plan, *, drafted: bool
+    texts: Texts, model: Path, draft_model: Path, plan: ConfidentialPlan, *, drafted: bool
 ) -> dict[str, Any]:
     """Run one user's completion by `spu-llm demo`; return what its JSON says of seconds, and how
     many tokens are the reference's until one is not.
@@ -292,7 +296,7 @@ def study(
     parts: Sequence[str],
     model: Path,
     draft_model: Path,
-    plan: Plan,
+    plan: ConfidentialPlan,
     show: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
@@ -320,7 +324,7 @@ def study(
                 known[name] = Texts(folders[name])
             return known[name]
 
-        def compared(part: str, name: str, groups: list[list[Cell]]) -> None:
+        def compared(part: str, name: str, groups: list[list[ConfidentialCell]]) -> None:
             show(f"{part}, {name}: starting processes")
             cells = [cell for group in groups for cell in group]
             used = {cell.process for cell in cells}
@@ -373,11 +377,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--users",
         type=commands.numbers,
-        default=list(Plan.users),
+        default=list(ConfidentialPlan.users),
         metavar="N,...",
         help="at a time (default: 1,2,4,8,16)",
     )
-    commands.add_number(parser, "--repeat", Plan.repeat, "runs of each, in turns")
+    commands.add_number(parser, "--repeat", ConfidentialPlan.repeat, "runs of each, in turns")
     commands.add_draft_model(parser)
     commands.add_plot(parser, "draw all figures into a file")
     commands.add_common(parser)
@@ -390,7 +394,7 @@ def command(options: argparse.Namespace) -> None:
     if unknown := set(options.parts) - set(PARTS):
         raise InputError(f"--parts: there is no {min(unknown)!r}; choose from {', '.join(PARTS)}")
     pair = commands.pair(options)
-    plan = Plan(users=sorted(set(options.users)), repeat=options.repeat)
+    plan = ConfidentialPlan(users=sorted(set(options.users)), repeat=options.repeat)
     check(pair[0], plan)
     progress = Progress()
     try:

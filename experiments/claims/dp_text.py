@@ -39,7 +39,7 @@ from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.accounting import rho_for
 from spu_llm.systems.dp_text.baselines import amin, augpe
-from spu_llm.systems.dp_text.corpus import METHODS, Wanted, method_for
+from spu_llm.systems.dp_text.corpus import METHODS, CorpusRequest, method_for
 from spu_llm.systems.dp_text.generator import Generator, Made
 from spu_llm.systems.dp_text.lanes import Features, folded
 from spu_llm.systems.dp_text.methods import Method, Next
@@ -67,7 +67,7 @@ SHOWN = 2  # texts of a cell that the result keeps
 
 
 @dataclass(frozen=True)
-class Plan:
+class DpTextPlan:
     """What is measured."""
 
     epsilons: Sequence[float] = EPSILONS
@@ -82,7 +82,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Cell:
+class DpTextCell:
     """epsilon: None for what spends nothing; top_k: None for the whole vocabulary."""
 
     method: str
@@ -94,8 +94,8 @@ class Cell:
     def temperature(self) -> float:
         return WITHOUT if self.top_k is None else WITH_TOP_K
 
-    def wanted(self, plan: Plan) -> Wanted:
-        return Wanted(
+    def wanted(self, plan: DpTextPlan) -> CorpusRequest:
+        return CorpusRequest(
             "invisibleink" if self.method == CONTROL else self.method,
             self.epsilon,
             DELTA,
@@ -106,7 +106,7 @@ class Cell:
             self.top_k,
         )
 
-    def state(self, plan: Plan) -> str:
+    def state(self, plan: DpTextPlan) -> str:
         """Return whether the cell is run: "INF" where no parameters spend so little, "TLE": too
         many calls.
         """
@@ -120,33 +120,33 @@ class Cell:
         return "TLE" if calls > plan.most_calls else "run"
 
 
-def cells(plan: Plan) -> list[Cell]:
+def cells(plan: DpTextPlan) -> list[DpTextCell]:
     """Return all cells, in the order in which they are run."""
     with_k = [k for k in plan.top_k if k is not None]
-    found: list[Cell] = []
+    found: list[DpTextCell] = []
     for method in plan.methods:
         if method == "public-only":
-            found += [Cell(method, None, 1, k) for k in plan.top_k]
+            found += [DpTextCell(method, None, 1, k) for k in plan.top_k]
             continue
         for epsilon in plan.epsilons:
             if method == "augpe":
-                found.append(Cell(method, epsilon, 1, with_k[-1] if with_k else None))
+                found.append(DpTextCell(method, epsilon, 1, with_k[-1] if with_k else None))
                 continue
             if method == CONTROL:  # C / B, and so the candidates, are the same for every batch
-                found += [Cell(method, epsilon, 1, k) for k in with_k]
+                found += [DpTextCell(method, epsilon, 1, k) for k in with_k]
                 continue
             batches = plan.batches
             if method not in OURS:
                 batches = plan.baseline_batches or BASELINE_BATCHES[method]
             ks = with_k if method == "invisibleink" else [None]
-            found += [Cell(method, epsilon, batch, k) for batch in batches for k in ks]
+            found += [DpTextCell(method, epsilon, batch, k) for batch in batches for k in ks]
     return list(dict.fromkeys(found))
 
 
 class Study:
     """The models, the corpus, and what all cells are compared with."""
 
-    def __init__(self, private: Path, public: Path, plan: Plan, texts: Corpus) -> None:
+    def __init__(self, private: Path, public: Path, plan: DpTextPlan, texts: Corpus) -> None:
         self.plan, self.corpus = plan, texts
         tokenizer = Tokenizer.load(private)
         ends = {i for i in range(tokenizer.vocab_size) if CLOSING in tokenizer.decode([i])}
@@ -171,12 +171,12 @@ class Study:
     def perplexity(self, tokens: Sequence[list[int]]) -> np.ndarray:
         return self._perplexity.of(tokens)
 
-    def reads(self, cell: Cell) -> int:
+    def reads(self, cell: DpTextCell) -> int:
         """Return how many texts read the reference that is read most."""
         size = min(cell.batch, len(self.corpus.references))
         return math.ceil(self.plan.texts / (len(self.corpus.references) // size))
 
-    def made(self, cell: Cell, say: Callable[[str], None]) -> tuple[list[Made], float]:
+    def made(self, cell: DpTextCell, say: Callable[[str], None]) -> tuple[list[Made], float]:
         """Generate the texts of a cell; return them, and the calls for each token that was
         drawn.
         """
@@ -205,7 +205,7 @@ class Study:
             calls = generator.calls
         return made, calls / max(1, sum(len(text.tokens) + text.ended for text in made))
 
-    def row(self, cell: Cell, say: Callable[[str], None]) -> dict[str, Any]:
+    def row(self, cell: DpTextCell, say: Callable[[str], None]) -> dict[str, Any]:
         """Return what is measured of a cell."""
         facts = {**asdict(cell), "temperature": cell.temperature, "state": cell.state(self.plan)}
         if facts["state"] != "run":
@@ -233,7 +233,7 @@ def without_references(method: Method) -> Method:
     return replace(method, begin=begin, reads=False)
 
 
-def augpe_of(wanted: Wanted) -> augpe.AugPE:
+def augpe_of(wanted: CorpusRequest) -> augpe.AugPE:
     """Return AugPE at this budget, of `ITERATIONS`."""
     assert wanted.epsilon is not None
     return augpe.for_budget(
@@ -291,7 +291,7 @@ def real_row(study: Study, texts: Corpus, count: int) -> dict[str, Any]:
 def measure(
     private: Path,
     public: Path,
-    plan: Plan,
+    plan: DpTextPlan,
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
     library: Path | None = None,
@@ -402,13 +402,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_common(parser)
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
+def plan_of(options: argparse.Namespace) -> DpTextPlan:
     """Return the plan that the options ask for; InputError for what cannot be measured."""
     known = (*METHODS, CONTROL)
     if unknown := set(options.methods) - set(known):
         raise InputError(f"--methods: there is no {min(unknown)!r}; choose from {', '.join(known)}")
     commands.check_range("--texts", options.texts, 2)
-    plan = Plan(
+    plan = DpTextPlan(
         options.epsilon,
         options.batch,
         options.top_k,

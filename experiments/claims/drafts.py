@@ -38,7 +38,7 @@ TEMPERATURES = (0.0, 0.7)
 HEADS = ("prompts", "drafts by", "temperature", "tokens", "tokens a step", "drafts that stay")
 
 
-class Rows:
+class LazyLogits:
     """The model's logits at the places of a step, made when they are asked for: those after a
     rejection never are.
     """
@@ -51,7 +51,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Run:
+class DraftedText:
     """One text."""
 
     tokens: int
@@ -69,7 +69,7 @@ def run(
     drafts: int,
     sampling: Sampling,
     seed: int,
-) -> Run:
+) -> DraftedText:
     """Write up to so many tokens after a prompt; the first one is the prefill's."""
     rule = Plain(sampling)
     streams = Streams(Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"))
@@ -80,7 +80,7 @@ def run(
         nonlocal accepted
         text = prompt + made
         proposed, q = drafter.propose(text, count, lambda z, at: rule.propose(z, at, streams))
-        rows: Any = Rows(model, text, proposed)
+        rows: Any = LazyLogits(model, text, proposed)
         k, token = rule.resolve(rows, proposed, q, lambda: float(streams.sampling.uniform(())))
         made.extend([*proposed[:k], token])
         accepted += k
@@ -89,7 +89,7 @@ def run(
     while len(made) < tokens and not ends & set(made):
         step(drafts)
         steps += 1
-    return Run(len(made), steps, drafts * steps, accepted)
+    return DraftedText(len(made), steps, drafts * steps, accepted)
 
 
 def prompts_of(text: TextFormat) -> Iterator[tuple[str, list[int]]]:

@@ -54,7 +54,7 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.values import Arith, Bool, Owner
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Before
+from spu_llm.systems.program import SystemPromptShape
 
 FILE = DATA / "exact.json"
 PROMPT_TOKENS = 7  # of the prompt of demo
@@ -178,12 +178,12 @@ def own_text(config: ModelConfig) -> dict[tuple[int, str], list[Workload]]:
     """
     found = {}
     for tokens in (0, *OWN_TEXT):
-        ways = {"the prompt alone": (0, Before())}
+        ways = {"the prompt alone": (0, SystemPromptShape())}
         if tokens:
             rows = -(-tokens // PREFIX_PAD) * PREFIX_PAD
             ways = {
-                "a system prompt": (0, Before(rows, PREFIX_PAD - 1)),
-                "in the prompt": (tokens, Before()),
+                "a system prompt": (0, SystemPromptShape(rows, PREFIX_PAD - 1)),
+                "in the prompt": (tokens, SystemPromptShape()),
             }
         for way, (more, before) in ways.items():
             request = Request(PROMPT_TOKENS + more, 16, DRAFT_LENGTH, 0.0)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.chat_texts import ChatText, Forward, chat_texts
-from experiments.claims.logits import MIN_AGREEMENT, Comparison, Rows
+from experiments.claims.logits import MIN_AGREEMENT, Comparison, LogitRows
 from experiments.common import commands, report
 from experiments.common.saved import NO_SECONDS, under_table
 from models.draft import Drafter
@@ -74,7 +74,7 @@ def by_pieces(
         logits, outside = pieces(text.rest)
         found.append(Text(text.kind, len(text.rest), outside))
         if not outside:
-            rows.append(Rows.of(np.array(text.rest), exact(text.rest)[0], logits))
+            rows.append(LogitRows.of(np.array(text.rest), exact(text.rest)[0], logits))
     if not rows:
         raise InputError("every chat leaves the ranges of the model; calibrate it again")
     return Comparison.of(rows), found

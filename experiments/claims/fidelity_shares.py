@@ -23,7 +23,7 @@ from jax import Array
 
 from experiments.claims.chat_texts import ChatText, Forward, chat_texts
 from experiments.claims.fidelity import comparisons, failures_of
-from experiments.claims.logits import Comparison, Rows
+from experiments.claims.logits import Comparison, LogitRows
 from experiments.common import commands
 from experiments.common.two_parties import run_study
 from models.family import ModelConfig
@@ -37,9 +37,9 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
-from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.secure_model import share_text
-from spu_llm.systems.program import Held, Job, Program, Send
+from spu_llm.systems.decoding.session_shape import SessionShape
+from spu_llm.systems.program import Job, Program, ProviderInputs, Send
 from spu_llm.testing.run import Dealer
 
 WINDOW_TOKENS = 25
@@ -83,9 +83,9 @@ class Windows:
                 f"{self.windows} windows of {self.window_tokens} tokens do not fit this model"
             )
 
-    def layout(self, config: ModelConfig) -> Layout:
+    def layout(self, config: ModelConfig) -> SessionShape:
         public = len(self.public_prefix)
-        return Layout(
+        return SessionShape(
             config,
             (1,),
             (self.window_tokens,),
@@ -96,14 +96,14 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class ClientInputs:
+class WindowInputs:
     window_ids: list[list[int]]
 
 
-PROGRAM = Program("fidelity-shares", __name__, Windows, ClientInputs, check=Windows.check)
+PROGRAM = Program("fidelity-shares", __name__, Windows, WindowInputs, check=Windows.check)
 
 
-def run(session: PartySession, job: Job[Windows, ClientInputs], send: Send) -> dict[str, Any]:
+def run(session: PartySession, job: Job[Windows, WindowInputs], send: Send) -> dict[str, Any]:
     """Open the logits of every window to the client, who sends them on as events.
 
     An event "logits" carries `window`, and `rows`: float32 [n, vocab] in base64, in order.
@@ -150,7 +150,7 @@ def measure(
     config, params = load_model(model)
     exact, pieces = (Forward(config, params, texts[0].head, pieces=p) for p in (False, True))
     by_pieces = Comparison.of(
-        [Rows.of(np.array(ids), exact(ids)[0], pieces(ids)[0]) for ids in chosen]
+        [LogitRows.of(np.array(ids), exact(ids)[0], pieces(ids)[0]) for ids in chosen]
     )
     run_windows = dealt if is_dealt else on_shares
     compared, took, agreed = run_windows(model, texts[0].head, chosen, exact)
@@ -187,7 +187,7 @@ def on_shares(
         PROGRAM,
         model,
         Windows(len(chosen), len(chosen[0]), tuple(public)),
-        ClientInputs(list(chosen)),
+        WindowInputs(list(chosen)),
         tokenizer=model,
         on_event=opened.keep,
     )
@@ -209,11 +209,11 @@ def dealt(
     def party(session: PartySession) -> dict[str, Any]:
         client = session.rank == CLIENT
         session.party.supply = dealer.source(session.rank)
-        job: Job[Windows, ClientInputs] = Job(
+        job: Job[Windows, WindowInputs] = Job(
             asked,
             config,
-            ClientInputs(list(chosen)) if client else None,
-            None if client else Held(str(model)),
+            WindowInputs(list(chosen)) if client else None,
+            None if client else ProviderInputs(str(model)),
         )
 
         def send(event: str, **fields: Any) -> None:
@@ -248,7 +248,7 @@ class Opened:
         """Compare them with the exact ones."""
         return Comparison.of(
             [
-                Rows.of(np.array(ids), exact(ids)[0], np.concatenate(parts))
+                LogitRows.of(np.array(ids), exact(ids)[0], np.concatenate(parts))
                 for ids, parts in zip(chosen, self._parts, strict=True)
             ]
         )

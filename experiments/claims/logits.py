@@ -93,14 +93,14 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class ClientInputs:
+class LogitsInputs:
     window_ids: list[list[int]]
 
 
-PROGRAM = Program("logits", __name__, Windows, ClientInputs, check=Windows.check)
+PROGRAM = Program("logits", __name__, Windows, LogitsInputs, check=Windows.check)
 
 
-def run(session: PartySession, job: Job[Windows, ClientInputs], send: Send) -> dict[str, Any]:
+def run(session: PartySession, job: Job[Windows, LogitsInputs], send: Send) -> dict[str, Any]:
     """Open the logits of every window to the client, who sends them on as events.
 
     An event "logits" carries `window` and `rows`: float32 [window_tokens, vocab] in base64.
@@ -141,7 +141,7 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class Rows:
+class LogitRows:
     """Secure logits of a text [n] against float32's, position by position, float64 or int64 [n];
     the last two are log-probabilities of the token that comes next, [n - 1].
     """
@@ -155,13 +155,13 @@ class Rows:
     log_p_secure: np.ndarray
 
     @staticmethod
-    def of(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> Rows:
+    def of(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> LogitRows:
         """Compare logits [n, vocab] of the text `tokens` [n]."""
         error = np.abs(np.asarray(secure, np.float64) - reference)
         wanted, found = reference.argmax(axis=-1), secure.argmax(axis=-1)
         at = np.arange(len(tokens))
         margin = reference[at, wanted].astype(np.float64) - reference[at, found]
-        return Rows(
+        return LogitRows(
             error.max(axis=-1),
             error.mean(axis=-1),
             wanted,
@@ -196,10 +196,10 @@ class Comparison:
     perplexity_secure: float
 
     @staticmethod
-    def of(texts: Sequence[Rows]) -> Comparison:
+    def of(texts: Sequence[LogitRows]) -> Comparison:
         """Sum up texts of one vocabulary."""
-        names = [field.name for field in fields(Rows)]
-        rows = Rows(*(np.concatenate([getattr(text, n) for text in texts]) for n in names))
+        names = [field.name for field in fields(LogitRows)]
+        rows = LogitRows(*(np.concatenate([getattr(text, n) for text in texts]) for n in names))
         flips = [
             Flip(i, int(rows.reference_token[i]), int(rows.secure_token[i]), float(rows.margin[i]))
             for i in np.flatnonzero(rows.reference_token != rows.secure_token).tolist()
@@ -228,7 +228,7 @@ class Comparison:
 
 def compare(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> Comparison:
     """Compare logits [window, n, vocab] over the windows `tokens` [window, n]."""
-    return Comparison.of([Rows.of(*w) for w in zip(tokens, reference, secure, strict=True)])
+    return Comparison.of([LogitRows.of(*w) for w in zip(tokens, reference, secure, strict=True)])
 
 
 # ---- the same pieces in plaintext
@@ -338,7 +338,7 @@ def measure(
         PROGRAM,
         model,
         Windows(count, length),
-        ClientInputs(tokens.tolist()),
+        LogitsInputs(tokens.tolist()),
         tokenizer=model,
         on_event=keep,
     )

@@ -30,12 +30,12 @@ from models.split import Split
 from models.tokenizer import Tokenizer
 from models.training.corpus import list_files, read_text
 from spu_llm.app import attack_split
-from spu_llm.app.attack_request import Wanted
+from spu_llm.app.attack_request import AttackConfig
 from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.prg import KEY_BYTES, Prg
-from spu_llm.systems.outcome import Outcome
+from spu_llm.systems.outcome import AttackOutcome
 from spu_llm.systems.split import ltokenizer, vocabulary
 from spu_llm.systems.split.attacks import suite, views
 from spu_llm.systems.split.baselines import snd, t2t
@@ -55,7 +55,7 @@ TEXTS, EVALUATED = 20, 64  # attacked texts, and windows that perplexity is of
 
 
 @dataclass(frozen=True)
-class Plan:
+class NoirPlan:
     """What is measured. fully: mechanisms that all attacks are run on, not `attacks` alone."""
 
     mechanisms: Sequence[str] = (*vocabulary.MECHANISMS, *BASELINES)
@@ -71,7 +71,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Cell:
+class NoirCell:
     """mechanism: "none" leaves table and labels. epsilon: of a feature; of the baselines, whose
     d_chi privacy is another definition, the eta that has the same number in all, epsilon m, as the
     paper compares them. rounds: of tuning.
@@ -86,15 +86,15 @@ class Cell:
         return f"{self.mechanism} {self.epsilon} {self.rounds}"
 
 
-def cells(plan: Plan) -> list[Cell]:
+def cells(plan: NoirPlan) -> list[NoirCell]:
     """Return all cells in the order in which they are run: without tuning, too, where that says
     something.
     """
-    found = [Cell(NONE, None, 0), Cell(NONE, None, plan.rounds)]
+    found = [NoirCell(NONE, None, 0), NoirCell(NONE, None, plan.rounds)]
     for mechanism in plan.mechanisms:
         for epsilon in plan.epsilons:
             tunings = (0,) if mechanism in BASELINES else (0, plan.rounds)
-            found += [Cell(mechanism, epsilon, rounds) for rounds in tunings]
+            found += [NoirCell(mechanism, epsilon, rounds) for rounds in tunings]
     return found
 
 
@@ -136,17 +136,17 @@ def corpus(tokenizer: Tokenizer) -> Corpus:
 class Study:
     """The model, the text, and what all cells share."""
 
-    def __init__(self, model: Path, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, model: Path, plan: NoirPlan, say: Callable[[str], None]) -> None:
         self.plan = plan
         self.tokenizer = Tokenizer.load(model)
         self.config, self.params = load_model(model)
         self.corpus = corpus(self.tokenizer)
         self.attacker = attack_split.Attacker(
-            Wanted(model, plan.texts, plan.seed, say, tuple(plan.attacks), SPLIT)
+            AttackConfig(model, plan.texts, plan.seed, say, tuple(plan.attacks), SPLIT)
         )
         self.public = self.attacker.setting.public
 
-    def row(self, cell: Cell, say: Callable[[str], None]) -> dict[str, Any]:
+    def row(self, cell: NoirCell, say: Callable[[str], None]) -> dict[str, Any]:
         """Measure utility and attacks of a cell."""
         if cell.mechanism in BASELINES:
             return self.baseline(cell)
@@ -210,7 +210,7 @@ class Study:
         steps = {"base_steps": trained.base.steps, "corrector_steps": trained.corrector.steps}
         return {**trained.on_public._asdict(), **steps}
 
-    def baseline(self, cell: Cell) -> dict[str, Any]:
+    def baseline(self, cell: NoirCell) -> dict[str, Any]:
         """Measure noise on embeddings instead of a codebook; ends and middle are the public
         ones.
         """
@@ -310,7 +310,7 @@ def utility(
     }
 
 
-def as_dict(outcome: Outcome) -> dict[str, Any]:
+def as_dict(outcome: AttackOutcome) -> dict[str, Any]:
     """Return an outcome as the result keeps it: a file of many of them is not to be large."""
     low, high = outcome.interval
     return {
@@ -329,7 +329,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
 
 def measure(
     model: Path,
-    plan: Plan,
+    plan: NoirPlan,
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
     done: Sequence[Any] = (),
@@ -362,7 +362,7 @@ def measure(
 
 
 def row_name(row: dict[str, Any]) -> str:
-    return Cell(row["mechanism"], row["epsilon"], row["rounds"]).name
+    return NoirCell(row["mechanism"], row["epsilon"], row["rounds"]).name
 
 
 # ---- the command
@@ -374,8 +374,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--mechanisms",
         type=commands.names,
         metavar="NAME,...",
-        default=list(Plan.mechanisms),
-        help=f"{', '.join(Plan.mechanisms)} (default: all)",
+        default=list(NoirPlan.mechanisms),
+        help=f"{', '.join(NoirPlan.mechanisms)} (default: all)",
     )
     parser.add_argument(
         "--epsilons",
@@ -412,7 +412,7 @@ def command(options: argparse.Namespace) -> None:
     commands.check_range("--texts", options.texts, 4)
     commands.check_range("--rounds", options.rounds, 1)
     known_by = {
-        "mechanisms": Plan.mechanisms,
+        "mechanisms": NoirPlan.mechanisms,
         "attacks": suite.ATTACKS,
         "fully": options.mechanisms,
     }
@@ -421,7 +421,7 @@ def command(options: argparse.Namespace) -> None:
             raise InputError(
                 f"--{option}: there is no {min(unknown)!r}; choose from {', '.join(known)}"
             )
-    plan = Plan(
+    plan = NoirPlan(
         options.mechanisms,
         options.epsilons,
         options.rounds,

@@ -25,7 +25,7 @@ from spu_llm.api.defaults import shipped
 from spu_llm.app.output import write_json
 from spu_llm.app.printing import show, show_table
 from spu_llm.core.machine import machine
-from spu_llm.systems.decoding.request import Course, Request
+from spu_llm.systems.decoding.request import GenerationRequest, Request
 from spu_llm.systems.split.secure_records import MiddleRequest
 
 PROMPT_TOKENS, NEW_TOKENS, POSITIONS, STEPS = 7, 64, 8, 4
@@ -47,7 +47,7 @@ def compared(
     middle = MiddleRequest(*lengths, front=split.front, back=split.back, ends="")
     prices = Prices.load()
 
-    def of(request: Course) -> dict[str, Any]:
+    def of(request: GenerationRequest) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for network in NETWORKS:
             options = Options(*lengths, network)

@@ -57,7 +57,7 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained
 from spu_llm.systems.decoding.generate import announce
-from spu_llm.systems.decoding.layout import Layout
+from spu_llm.systems.decoding.session_shape import SessionShape
 from spu_llm.systems.program import Job, Program, Send
 
 VERIFIER = verifier("token", Sampling(1.0))
@@ -73,12 +73,12 @@ _WHOLE = 1 << DRAFT_BITS
 
 
 @dataclass(frozen=True)
-class Asked:
+class TranscriptRequest:
     prompt_tokens: int
 
 
 @dataclass(frozen=True)
-class ClientInputs:
+class TranscriptInputs:
     """`secrets`: `prompt`, and per step `tokens` [POSITIONS] and `chances` [POSITIONS - 1], what
     its distribution gives each draft. `label`: of the run, to be shown.
     """
@@ -88,10 +88,12 @@ class ClientInputs:
 
 
 # Hints are fetched in every session: a run must not differ by what another one has left.
-PROGRAM = Program("transcript", __name__, Asked, ClientInputs, keeps_hints=False)
+PROGRAM = Program("transcript", __name__, TranscriptRequest, TranscriptInputs, keeps_hints=False)
 
 
-def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
+def run(
+    session: PartySession, job: Job[TranscriptRequest, TranscriptInputs], send: Send
+) -> dict[str, Any]:
     """Run a prefill and a few decode steps whose public course is the same for all secrets."""
     config, prompt_tokens = job.model, job.request.prompt_tokens
     capacity = prompt_tokens + POSITIONS + STEPS * (1 + ACCEPTED)
@@ -117,7 +119,7 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
         session.call(announce, session.private(CLIENT, np.array, (2,), np.int32, [accepted, 0]))
 
     with session.meter.in_phase("offline"):
-        layout = Layout(config, (prompt_tokens,), (capacity,))
+        layout = SessionShape(config, (prompt_tokens,), (capacity,))
         decoder = Decoder(session, layout, VERIFIER, held_weights(session, config, job))
     send("update", name=f"{label}, prefill")
     with session.meter.in_phase("prefill"):
@@ -345,8 +347,8 @@ def _record(
     outcome, agreed = run_study(
         PROGRAM,
         model,
-        Asked(len(secrets["prompt"])),
-        ClientInputs(secrets, label),
+        TranscriptRequest(len(secrets["prompt"])),
+        TranscriptInputs(secrets, label),
         tokenizer=model,
         wrap=wrap,
     )

@@ -24,7 +24,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.claims.watermark_plan import TOKENS, Plan, add_plan, cell_of, cells, plan_of
+from experiments.claims.watermark_plan import (
+    TOKENS,
+    WatermarkPlan,
+    add_plan,
+    cell_of,
+    cells,
+    plan_of,
+)
 from experiments.claims.watermark_study import Study
 from experiments.common import commands
 from spu_llm.app.printing import show_table
@@ -34,7 +41,7 @@ from spu_llm.core.machine import machine
 def measure(
     private: Path,
     public: Path,
-    plan: Plan,
+    plan: WatermarkPlan,
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
     done: Sequence[Any] = (),

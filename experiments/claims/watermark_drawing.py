@@ -26,7 +26,7 @@ import numpy as np
 
 from experiments.claims import watermark_metrics as metrics
 from experiments.claims import watermark_scores as scores
-from experiments.claims.watermark_plan import Plan, add_plan, plan_of
+from experiments.claims.watermark_plan import WatermarkPlan, add_plan, plan_of
 from experiments.claims.watermark_report import around, percent
 from experiments.claims.watermark_study import Study, figures, unpacked
 from experiments.claims.watermark_texts import UNITS, Author, Method, State, draws, law_of, tail
@@ -228,7 +228,7 @@ def way_of(row: Row) -> Way:
 def measure(
     private: Path,
     public: Path,
-    plan: Plan,
+    plan: WatermarkPlan,
     say: Callable[[str], None],
     keep: Callable[[Row], None] = lambda result: None,
     done: Sequence[Row] = (),

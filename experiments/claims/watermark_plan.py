@@ -91,7 +91,7 @@ def share_of(method: Method) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WatermarkPlan:
     """samples: unmarked texts of a prompt; null_keys: keys that each of them is scored under."""
 
     texts: int = TEXTS
@@ -117,7 +117,7 @@ def add_plan(parser: argparse.ArgumentParser, words: str, tokens: int) -> None:
     commands.add_draft_model(parser)
 
 
-def plan_of(options: argparse.Namespace, least: int) -> Plan:
+def plan_of(options: argparse.Namespace, least: int) -> WatermarkPlan:
     """Return the plan that the options ask for; InputError for what cannot be measured, with texts
     of fewer tokens than `least`, too.
     """
@@ -125,11 +125,11 @@ def plan_of(options: argparse.Namespace, least: int) -> Plan:
     commands.check_range("--tokens", options.tokens, least)
     if not all(0.05 <= t <= 5 for t in options.temperatures):
         raise InputError(f"--temperatures must be 0.05 to 5, found {min(options.temperatures)}")
-    return Plan(options.texts, options.tokens, options.temperatures, seed=options.seed)
+    return WatermarkPlan(options.texts, options.tokens, options.temperatures, seed=options.seed)
 
 
 @dataclass(frozen=True)
-class Cell:
+class WatermarkCell:
     temperature: float
     method: Method
 
@@ -138,18 +138,18 @@ class Cell:
         return f"{self.temperature} {json.dumps(asdict(self.method))}"
 
 
-def cells(plan: Plan) -> list[Cell]:
+def cells(plan: WatermarkPlan) -> list[WatermarkCell]:
     """Return all cells, in the order in which they are run."""
     first = plan.temperatures[:1]
     return [
-        Cell(temperature, method)
+        WatermarkCell(temperature, method)
         for methods, at in ((CORE, plan.temperatures), (REST, plan.temperatures), (ONCE, first))
         for temperature in at
         for method in methods
     ]
 
 
-def cell_of(row: dict[str, Any]) -> Cell:
+def cell_of(row: dict[str, Any]) -> WatermarkCell:
     """Return the cell that a row of the result is of."""
     of = {name: row[name] for name in asdict(MARK)}
-    return Cell(row["temperature"], Method(**of))
+    return WatermarkCell(row["temperature"], Method(**of))

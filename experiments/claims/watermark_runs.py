@@ -49,7 +49,7 @@ Run = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunKey:
     """What a run is identified by; `prompt`: its kind."""
 
     network: str
@@ -70,7 +70,7 @@ def matrix(
     candidates: int,
     drafts: Sequence[int],
     variants: Sequence[str],
-) -> list[tuple[Asked, Prompt]]:
+) -> list[tuple[RunKey, Prompt]]:
     """Return all runs in the order in which they are made; `drafts` and `variants` of verification
     are for candidates, one system each.
     """
@@ -86,7 +86,7 @@ def matrix(
         for turn, prompt in enumerate(prompts):
             shift = turn % len(chosen)
             for system, length, count, variant in (*chosen[shift:], *chosen[:shift]):
-                asked = Asked(
+                asked = RunKey(
                     network, prompt.kind, system, tokens, length, count, variant, prompt.number
                 )
                 runs.append((asked, prompt))
@@ -96,7 +96,7 @@ def matrix(
 # ---- one run
 
 
-def one(asked: Asked, prompt: Prompt, model: Path, draft: Path, folder: Path) -> Run:
+def one(asked: RunKey, prompt: Prompt, model: Path, draft: Path, folder: Path) -> Run:
     """Make a complete run; return its record, with how busy others kept the machine meanwhile.
     SpuLlmError if it fails.
     """

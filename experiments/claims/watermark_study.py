@@ -30,8 +30,8 @@ from experiments.claims.watermark_plan import (
     ROUNDS,
     SCORED,
     SEEN,
-    Cell,
-    Plan,
+    WatermarkCell,
+    WatermarkPlan,
     share_of,
 )
 from experiments.claims.watermark_texts import Author, Lanes, Method, Written, write
@@ -65,7 +65,9 @@ class Base:
 class Study:
     """Models, prompts, and what all cells of a temperature share."""
 
-    def __init__(self, private: Path, public: Path, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, private: Path, public: Path, plan: WatermarkPlan, say: Callable[[str], None]
+    ) -> None:
         self.plan, self.say = plan, say
         self.tokenizer = Tokenizer.load(private)
         self.vocab, self.never = self.tokenizer.vocab_size, sorted(self.tokenizer.eos_ids)
@@ -127,7 +129,7 @@ class Study:
     def judged(self) -> int:
         return min(JUDGED, self.plan.tokens)
 
-    def row(self, cell: Cell) -> dict[str, Any]:
+    def row(self, cell: WatermarkCell) -> dict[str, Any]:
         """Return what is measured of a cell."""
         facts = {"temperature": cell.temperature, **asdict(cell.method)}
         if cell.method.name == "forgery":
@@ -160,7 +162,7 @@ class Study:
 
     # ---- a method
 
-    def method(self, cell: Cell) -> dict[str, Any]:
+    def method(self, cell: WatermarkCell) -> dict[str, Any]:
         method, temperature = cell.method, cell.temperature
         base = self.base(temperature)
         authors = self.authors(method, cell.name)
@@ -325,7 +327,7 @@ class Study:
 
     # ---- forgery
 
-    def forgery(self, cell: Cell) -> dict[str, Any]:
+    def forgery(self, cell: WatermarkCell) -> dict[str, Any]:
         """Write many texts of one key, round after round; measure what a forger makes of them, and
         guesses.
         """
@@ -367,7 +369,7 @@ class Study:
         }
 
     def forged(
-        self, cell: Cell, one: Author, texts: Sequence[list[int]], base: Base
+        self, cell: WatermarkCell, one: Author, texts: Sequence[list[int]], base: Base
     ) -> list[dict[str, Any]]:
         """Return the p-values of what each forger writes, from marked texts, and from unmarked
         ones.

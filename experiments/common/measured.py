@@ -22,7 +22,7 @@ from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session
-from spu_llm.systems.decoding.decoder import Decoder, Judged
+from spu_llm.systems.decoding.decoder import Decoder, VerificationResult
 from spu_llm.systems.decoding.generate import announce
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def forward(
     session: PartySession,
     decoder: Decoder,
     phase: str,
-    run: Callable[[], Judged],
+    run: Callable[[], VerificationResult],
     resolve: Callable[..., int],
     *args: Any,
 ) -> Forward:

@@ -19,7 +19,7 @@ from spu_llm.net.relay import Relay
 from spu_llm.net.stream import ByteStream
 from spu_llm.service.client import run_as_client
 from spu_llm.service.launching import local_provider
-from spu_llm.service.supervisor import Outcome, python_command
+from spu_llm.service.supervisor import SessionOutcome, python_command
 from spu_llm.systems.program import Nothing, Program
 
 # SPU's own way to a result transfers while it runs: its stock is then extended in few messages.
@@ -37,7 +37,7 @@ def run_study(
     sampling_seed: int | None = None,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
-) -> tuple[Outcome, Manifest]:
+) -> tuple[SessionOutcome, Manifest]:
     """Run one session of `program` with a provider process that holds `model`; `inputs`: the
     client's.
 
@@ -70,7 +70,7 @@ def run_study(
         progress.close()
 
 
-def session_record(outcome: Outcome, agreed: Manifest, **more: str) -> dict[str, Any]:
+def session_record(outcome: SessionOutcome, agreed: Manifest, **more: str) -> dict[str, Any]:
     """Return how the result of every study of one session ends: bytes on the wire, what each party
     learned, the machine, and the session's settings with `more` of the study's own.
     """

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from spu_llm.core.errors import WireError
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.net.frames import Door, FrameParser, Kind
+from spu_llm.net.frames import FrameParser, Kind, StreamType
 from spu_llm.net.stream import ByteStream
 from spu_llm.net.stream_channel import NUMBER_BYTES
 
@@ -203,7 +203,7 @@ class Recorder:
             at = sender, frame.stream
             if frame.kind == Kind.OPEN:
                 self._doors[frame.stream] = frame.payload
-            elif frame.kind == Kind.DATA and self._doors[frame.stream][0] == Door.LINK:
+            elif frame.kind == Kind.DATA and self._doors[frame.stream][0] == StreamType.LINK:
                 for push in self._requests.setdefault(at, RequestParser()).feed(frame.payload):
                     self.transcript.add(sender, push)
             elif frame.kind == Kind.DATA:

@@ -30,8 +30,8 @@ from spu_llm.offline.silent.products import matrix_of
 from spu_llm.runtime.dry_session import Noted
 from spu_llm.systems.decoding.generate import Completion, announce, announce_end
 from spu_llm.systems.decoding.preparation import dry_course
-from spu_llm.systems.decoding.request import Course
-from spu_llm.systems.program import Before
+from spu_llm.systems.decoding.request import GenerationRequest
+from spu_llm.systems.program import SystemPromptShape
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ _FEW_TOKENS = 64
 
 def of_completion(
     config: ModelConfig,
-    request: Course,
+    request: GenerationRequest,
     networks: Sequence[NetworkShape],
     steps: int = 1,
-    before: Before = Before(),
+    before: SystemPromptShape = SystemPromptShape(),
 ) -> list[Workload]:
     """Return the work of the prefill, and the mean of the first `steps` decode steps, whose drafts
     all stay. Steps differ in what they take for the cache, whose masks serve some positions and are
@@ -89,10 +89,10 @@ def of_completion(
 
 def of_steps(
     config: ModelConfig,
-    request: Course,
+    request: GenerationRequest,
     networks: Sequence[NetworkShape],
     accepted: Sequence[int],
-    before: Before = Before(),
+    before: SystemPromptShape = SystemPromptShape(),
 ) -> list[Workload]:
     """Return the work of the prefill, and of every step of a course: so many drafts stay in
     each.
@@ -104,7 +104,7 @@ def of_steps(
     last = config.layers - 1
     kinds = Counter(config.with_blocks([i, last]) for i in range(last))
 
-    def of(model: ModelConfig, asked: Course) -> list[Workload]:
+    def of(model: ModelConfig, asked: GenerationRequest) -> list[Workload]:
         return _whole(model, asked, networks, accepted, before)
 
     found = one = of(config.with_blocks([last]), request)
@@ -144,10 +144,10 @@ def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
 
 def _whole(
     config: ModelConfig,
-    request: Course,
+    request: GenerationRequest,
     networks: Sequence[NetworkShape],
     accepted: Sequence[int],
-    before: Before,
+    before: SystemPromptShape,
 ) -> list[Workload]:
     completion, weights = Completion.of(config, request, before), request.part.shapes(config)
     parties = dry_parties()

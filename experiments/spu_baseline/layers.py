@@ -117,7 +117,7 @@ def layers(config: GPT2Config, weights: Any, capacity: int, n: int) -> list[Laye
 
 
 @dataclass(frozen=True)
-class Asked:
+class LayersRequest:
     positions: tuple[int, ...]
     capacity: int
 
@@ -125,13 +125,13 @@ class Asked:
 PROGRAM = Program(
     "spu-baseline-layers",
     __name__,
-    Asked,
+    LayersRequest,
     spu=SETTINGS,
     check=lambda asked, model: check(gpt2_config(model), asked.positions, asked.capacity),
 )
 
 
-def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str, Any]:
+def run(session: PartySession, job: Job[LayersRequest, Nothing], send: Send) -> dict[str, Any]:
     """Run each kind of layer at each number of positions, once, after one round to warm up. Neither
     party puts anything in.
     """
@@ -199,7 +199,7 @@ def measure(model: Path, positions: Sequence[int], capacity: int, network: str) 
     layer of each kind.
     """
     check(load_config(model), positions, capacity)
-    asked = Asked(tuple(positions), capacity)
+    asked = LayersRequest(tuple(positions), capacity)
     outcome, _ = run_study(PROGRAM, model, asked, network=network)
     return {"network": network, "capacity": capacity, **outcome.result}
 

@@ -126,7 +126,9 @@ def measure(
     compared with.
     """
     config = load_config(model)
-    job: Job[spu_layers.Asked, Nothing] = Job(spu_layers.Asked((1,), CAPACITY), config)
+    job: Job[spu_layers.LayersRequest, Nothing] = Job(
+        spu_layers.LayersRequest((1,), CAPACITY), config
+    )
     rows = []
     for option in options:
         say(f"{option.name} ...")

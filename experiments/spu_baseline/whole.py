@@ -224,22 +224,22 @@ def decode_greedily(
 
 
 @dataclass(frozen=True)
-class Asked:
+class StockRequest:
     prompt_tokens: int
     capacity: int
     steps: int  # measured ones
 
 
 @dataclass(frozen=True)
-class ClientInputs:
+class StockInputs:
     prompt: list[int]
 
 
 PROGRAM = Program(
     "spu-baseline",
     __name__,
-    Asked,
-    ClientInputs,
+    StockRequest,
+    StockInputs,
     spu=SETTINGS,
     check=lambda asked, model: check(
         gpt2_config(model), asked.prompt_tokens, asked.capacity, asked.steps
@@ -247,7 +247,7 @@ PROGRAM = Program(
 )
 
 
-def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
+def run(session: PartySession, job: Job[StockRequest, StockInputs], send: Send) -> dict[str, Any]:
     """Run a prefill, a step to warm up and the measured ones."""
     config, length = gpt2_config(job.model), job.request.prompt_tokens
     steps = job.request.steps
@@ -339,7 +339,11 @@ def complete(model: Path, prompt: str, capacity: int, steps: int, network: str) 
     tokens = Tokenizer.load(model).encode(prompt)
     check(load_config(model), len(tokens), capacity, steps)
     outcome, agreed = run_study(
-        PROGRAM, model, Asked(len(tokens), capacity, steps), ClientInputs(tokens), network=network
+        PROGRAM,
+        model,
+        StockRequest(len(tokens), capacity, steps),
+        StockInputs(tokens),
+        network=network,
     )
     return {
         "network": network,

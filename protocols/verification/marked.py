@@ -57,7 +57,7 @@ from jax import Array
 
 from protocols.verification import race
 from protocols.verification.distribution import Sampling, Streams, gumbel
-from protocols.verification.race import ClientInput, Outcome
+from protocols.verification.race import ClientInput, RaceOutcome
 from spu_llm.core.prg import Prg
 
 
@@ -92,11 +92,17 @@ class Marked:
         """
         return gumbel(stream.uniform((drafts + 1, vocab))).astype(np.float32)
 
-    def verify(self, logits: Array, client: ClientInput, provider: Array) -> tuple[Outcome, Array]:
+    def verify(
+        self, logits: Array, client: ClientInput, provider: Array
+    ) -> tuple[RaceOutcome, Array]:
         bits = self.sampling.difference_bits + 1  # noise spreads less than logits do
         return race.verify(logits + provider, client.drafts, bits, hide_progress=self.hide_progress)
 
     def resolve(
-        self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
+        self,
+        outcome: RaceOutcome,
+        drafts: Sequence[int],
+        q: np.ndarray,
+        uniform: Callable[[], float],
     ) -> tuple[int, int]:
         return race.winner(outcome, q.shape[-1])

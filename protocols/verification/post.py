@@ -59,7 +59,7 @@ class ClientInput(NamedTuple):
     r: Any  # int32 [drafts]: r = (2 r' + 1) / 2^(accept + 1)
 
 
-class Outcome(NamedTuple):
+class PostOutcome(NamedTuple):
     rejected: Any  # bool [lane, drafts]
     outside: Any  # bool, too: not among the tokens that top-k and top-p leave; or None
     row: Any  # float32 [lane, vocab]: weights of the first place that ended the step
@@ -107,12 +107,18 @@ class Post:
     def provider_input(self, drafts: int, vocab: int, stream: Prg) -> None:
         return None
 
-    def verify(self, logits: Array, client: ClientInput, provider: None) -> tuple[Outcome, Array]:
+    def verify(
+        self, logits: Array, client: ClientInput, provider: None
+    ) -> tuple[PostOutcome, Array]:
         weights = softmax_weights(logits, bits=self.sampling.difference_bits)
         return verify(weights, client, self.sampling, naive=self.naive)
 
     def resolve(
-        self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
+        self,
+        outcome: PostOutcome,
+        drafts: Sequence[int],
+        q: np.ndarray,
+        uniform: Callable[[], float],
     ) -> tuple[int, int]:
         """Draw from max(0, p - q), or from p when nothing was rejected (Algorithm 1, line 8)."""
         stops = np.asarray(outcome.rejected)
@@ -141,7 +147,7 @@ def verify(
     *,
     naive: bool = False,
     widths: Widths | None = None,
-) -> tuple[Outcome, Array]:
+) -> tuple[PostOutcome, Array]:
     """Verify drafts by shared weights [lane, drafts + 1, vocab] of at most one.
 
     Return the client's outcome and the accepted counts, which are the client's, too. `widths`: of
@@ -152,7 +158,7 @@ def verify(
     widths = widths or Widths.of_weights(vocab)
     if not count:  # standard decoding: nothing to verify, one row to open
         row = _open_row(weights[:, 0])
-        return Outcome(client.drafts.astype(bool), None, row), jnp.zeros(lanes, jnp.int32)
+        return PostOutcome(client.drafts.astype(bool), None, row), jnp.zeros(lanes, jnp.int32)
     rows = weights[:, :count].reshape(lanes * count, vocab)
     totals = jnp.sum(rows, axis=-1)
     drafts, r = client.drafts.reshape(-1), client.r.reshape(-1)
@@ -174,7 +180,7 @@ def verify(
     # Carry: the client picks row k obliviously and learns all of it.
     k = first_rejection(stops)
     row = select(weights, k, bits=_WEIGHT_BITS)
-    return Outcome(rejected, outside, _open_row(row)), k
+    return PostOutcome(rejected, outside, _open_row(row)), k
 
 
 def _outside(

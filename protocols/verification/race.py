@@ -57,7 +57,7 @@ class ClientInput(NamedTuple):
     noise: Any  # float32 [drafts + 1, vocab], or None
 
 
-class Outcome(NamedTuple):
+class RaceOutcome(NamedTuple):
     accepted: Any  # int32 [lane]
     token: Any  # int32 [lane]
 
@@ -104,14 +104,20 @@ class Race:
     def provider_input(self, drafts: int, vocab: int, stream: Prg) -> None:
         return None
 
-    def verify(self, logits: Array, client: ClientInput, provider: None) -> tuple[Outcome, Array]:
+    def verify(
+        self, logits: Array, client: ClientInput, provider: None
+    ) -> tuple[RaceOutcome, Array]:
         if client.noise is not None:
             logits = logits + client.noise
         bits = self.sampling.difference_bits + int(self.noise)  # noise spreads less than logits do
         return verify(logits, client.drafts, bits, hide_progress=self.hide_progress)
 
     def resolve(
-        self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
+        self,
+        outcome: RaceOutcome,
+        drafts: Sequence[int],
+        q: np.ndarray,
+        uniform: Callable[[], float],
     ) -> tuple[int, int]:
         return winner(outcome, q.shape[-1])
 
@@ -126,7 +132,7 @@ def brought(drafts: Sequence[int], noise: Sequence[np.ndarray]) -> ClientInput:
     return ClientInput(np.array(drafts, np.int32), rows)
 
 
-def winner(outcome: Outcome, vocab: int) -> tuple[int, int]:
+def winner(outcome: RaceOutcome, vocab: int) -> tuple[int, int]:
     """Return the number of accepted drafts and the token after them; raise WireError when that is
     none of `vocab`.
     """
@@ -138,7 +144,7 @@ def winner(outcome: Outcome, vocab: int) -> tuple[int, int]:
 
 def verify(
     numbers: Array, drafts: Array, bits: int, *, hide_progress: bool = False
-) -> tuple[Outcome, Array]:
+) -> tuple[RaceOutcome, Array]:
     """Verify drafts [lane, drafts] by shared logits, noise included, [lane, drafts + 1, vocab],
     that differ by `bits` signed bits in a row.
 
@@ -156,7 +162,7 @@ def verify(
     winners = winners.reshape(lanes, places)
     if places == 1:
         k = jnp.zeros(lanes, jnp.int32)
-        return Outcome(k, _open(winners[:, 0])), k
+        return RaceOutcome(k, _open(winners[:, 0])), k
     # 2. A difference or its negative is below zero.
     apart = winners[:, :-1] - drafts
     either = sign(jnp.stack([apart, -apart], axis=-1), bits=20)
@@ -164,7 +170,7 @@ def verify(
     # 3.
     k = open_stop(rejected, hide=hide_progress)
     # 4.
-    return Outcome(k, _open(row_at(winners, k, hide=hide_progress))), k
+    return RaceOutcome(k, _open(row_at(winners, k, hide=hide_progress))), k
 
 
 def _open(token: Array) -> Array:

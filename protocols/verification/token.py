@@ -63,7 +63,7 @@ class ClientInput(NamedTuple):
     randomness: Randomness
 
 
-class Outcome(NamedTuple):
+class TokenOutcome(NamedTuple):
     accepted: Any  # int32 [lane]
     token: Any  # int32 [lane]; -1: the draft that was rejected
 
@@ -103,12 +103,16 @@ class Token:
 
     def verify(
         self, logits: Array, client: ClientInput, provider: Randomness
-    ) -> tuple[Outcome, Array]:
+    ) -> tuple[TokenOutcome, Array]:
         weights = hidden_weights(logits, bits=self.sampling.difference_bits)
         return verify(weights, client, provider, hide_progress=self.hide_progress)
 
     def resolve(
-        self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
+        self,
+        outcome: TokenOutcome,
+        drafts: Sequence[int],
+        q: np.ndarray,
+        uniform: Callable[[], float],
     ) -> tuple[int, int]:
         k, token = int(outcome.accepted), int(outcome.token)
         if token < 0 and k == len(drafts):
@@ -128,7 +132,7 @@ def verify(
     *,
     hide_progress: bool = False,
     widths: Widths | None = None,
-) -> tuple[Outcome, Array]:
+) -> tuple[TokenOutcome, Array]:
     """Verify drafts by shared weights [lane, drafts + 1, vocab] of at most one (module docstring).
 
     Return the client's outcome and the accepted counts: public, or the client's with
@@ -159,7 +163,7 @@ def verify(
         row = truncate(row, shift=shift, how="unbiased", bits=64)
     total = widths.total + excess - shift
     u = to_arith(joint_bits(of_client.draw, of_provider.draw, bits=widths.draw))
-    return Outcome(k, _draw(row, u, draw=widths.draw, total=total)), k
+    return TokenOutcome(k, _draw(row, u, draw=widths.draw, total=total)), k
 
 
 def _draw(rows: Array, u: Array, *, draw: int, total: int) -> Array:

@@ -19,12 +19,12 @@ from spu_llm.api.provider import Provider
 from spu_llm.core.machine import Machine, machine
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
-from spu_llm.offline.giving_way import WAIT_S, going_first
+from spu_llm.offline.priority_lock import WAIT_S, going_first
 from spu_llm.service.client import run_as_client
 from spu_llm.service.first_contact import KeptFormat
-from spu_llm.service.supervisor import Outcome
+from spu_llm.service.supervisor import SessionOutcome
 from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
-from spu_llm.systems.decoding.request import Course
+from spu_llm.systems.decoding.request import GenerationRequest
 from spu_llm.systems.program import Program
 from spu_llm.systems.split.secure_records import MiddleInputs
 
@@ -103,7 +103,7 @@ class Completion:
 class CompletionCall:
     """A completion to run."""
 
-    request: Course
+    request: GenerationRequest
     inputs: ClientInputs | MiddleInputs
     provider: Provider
     tokenizer: Tokenizer  # of the text
@@ -180,7 +180,11 @@ def _check(call: CompletionCall) -> None:
 
 
 def _completion(
-    call: CompletionCall, pool: Path | None, outcome: Outcome, agreed: Manifest, first_token: float
+    call: CompletionCall,
+    pool: Path | None,
+    outcome: SessionOutcome,
+    agreed: Manifest,
+    first_token: float,
 ) -> Completion:
     result, inputs = outcome.result, call.inputs
     report, seconds = result["report"], result["seconds"]

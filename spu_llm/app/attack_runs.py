@@ -12,11 +12,11 @@ from models.hf import load_folded
 from models.tokenizer import Tokenizer
 from spu_llm.app import attack_views
 from spu_llm.app.attack_prompts import held_out
-from spu_llm.app.attack_request import Wanted
+from spu_llm.app.attack_request import AttackConfig
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential.attacks import layer0, length, recompute
-from spu_llm.systems.confidential.attacks.views import Asked, Shares, asked_of
-from spu_llm.systems.outcome import Outcome
+from spu_llm.systems.confidential.attacks.views import LayerQueries, Shares, asked_of
+from spu_llm.systems.outcome import AttackOutcome
 
 PROMPT_TOKENS = 16
 STEPS = (1, 2, 4, 8)  # generated tokens that the layer-0 attack is given
@@ -34,15 +34,15 @@ class _Model(NamedTuple):
     weights: Any  # folded
 
 
-def _model(wanted: Wanted) -> _Model:
+def _model(wanted: AttackConfig) -> _Model:
     return _Model(*load_folded(wanted.model))
 
 
-def _texts(wanted: Wanted) -> list[list[int]]:
+def _texts(wanted: AttackConfig) -> list[list[int]]:
     return held_out(Tokenizer.load(wanted.model))
 
 
-def _prompts(wanted: Wanted) -> np.ndarray:
+def _prompts(wanted: AttackConfig) -> np.ndarray:
     """Return different pieces of held-out text in random order, int [n, PROMPT_TOKENS]: first as
     many as are asked for, then the others.
     """
@@ -64,7 +64,7 @@ def _others(prompts: np.ndarray, i: int) -> np.ndarray:
 # ---- layer 0
 
 
-def layer0_vault(wanted: Wanted) -> Iterator[Outcome]:
+def layer0_vault(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Yield what attack layer0 solves from a vault's engine, by how many generated tokens."""
     model, prompts = _model(wanted), _prompts(wanted)
     asked = prompts[: wanted.prompts].tolist()
@@ -83,7 +83,7 @@ def layer0_vault(wanted: Wanted) -> Iterator[Outcome]:
         yield from _solved("vault", made, prompts, views, after)
 
 
-def layer0_two_party(wanted: Wanted) -> Iterator[Outcome]:
+def layer0_two_party(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Yield what attack layer0 solves from the provider's words; and, so that it is seen that these
     are the right ones, from hers and the client's together, which nobody has.
     """
@@ -116,7 +116,9 @@ def layer0_two_party(wanted: Wanted) -> Iterator[Outcome]:
     )
 
 
-def _two_parties(wanted: Wanted, prompts: np.ndarray) -> list[tuple[list[Shares], list[Shares]]]:
+def _two_parties(
+    wanted: AttackConfig, prompts: np.ndarray
+) -> list[tuple[list[Shares], list[Shares]]]:
     """Return shares of as many prompts as are asked for, each with some text after it."""
     asked, more = prompts[: wanted.prompts], np.roll(prompts, 1, axis=0)[: wanted.prompts]
     tokens = more[:, :SHARED_STEPS].tolist()
@@ -133,11 +135,11 @@ def _solved(
     mode: str,
     made: layer0.Dictionary,
     prompts: np.ndarray,
-    views: list[tuple[int, Asked]],
+    views: list[tuple[int, LayerQueries]],
     how: str,
     notes: str = "",
     error: float = layer0.FLOAT32,
-) -> Iterator[Outcome]:
+) -> Iterator[AttackOutcome]:
     """Yield how many tokens are solved in their places, and how many of prompts as bags of tokens;
     views by their prompt's number.
     """
@@ -155,7 +157,7 @@ def _solved(
     ]
     residual = max(f.residual for _, f in found)
     said = f"{whole} of {len(found)} prompts whole; largest residual {residual:.0e}"
-    yield Outcome(
+    yield AttackOutcome(
         "layer0",
         mode,
         f"the right token at the right position, {how}",
@@ -164,7 +166,7 @@ def _solved(
         float(np.mean(chance)),
         notes=f"{said}; {notes}" if notes else said,
     )
-    yield Outcome(
+    yield AttackOutcome(
         "layer0",
         mode,
         f"a token of the prompt, wherever it stands, {how}",
@@ -183,7 +185,7 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
 # ---- candidates
 
 
-def recompute_vault(wanted: Wanted) -> Iterator[Outcome]:
+def recompute_vault(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Yield how often attack recompute finds the prompt of a vault's user, with other prompts as
     candidates; and with the prompt itself with other tokens in one place.
     """
@@ -212,7 +214,7 @@ def recompute_vault(wanted: Wanted) -> Iterator[Outcome]:
     yield from _judged("vault", hits)
 
 
-def recompute_two_party(wanted: Wanted) -> Iterator[Outcome]:
+def recompute_two_party(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Yield how often attack recompute finds the client's prompt from the provider's words of the
     first layer; and from both parties' together.
     """
@@ -266,9 +268,9 @@ def _judge(
         hits.setdefault(key, []).append(int(distances.argmin()) == right)
 
 
-def _judged(mode: str, hits: Hits) -> Iterator[Outcome]:
+def _judged(mode: str, hits: Hits) -> Iterator[AttackOutcome]:
     for (name, count, how), found in hits.items():
-        yield Outcome(
+        yield AttackOutcome(
             "recompute",
             mode,
             f"the right one of {count} candidates ({name}), {how}",
@@ -281,7 +283,7 @@ def _judged(mode: str, hits: Hits) -> Iterator[Outcome]:
 # ---- lengths
 
 
-def length_vault(wanted: Wanted) -> Iterator[Outcome]:
+def length_vault(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Yield how often lengths tell the prompt of a vault's user, also when texts end: the owner
     generates after each candidate herself, and compares.
     """
@@ -300,7 +302,7 @@ def length_vault(wanted: Wanted) -> Iterator[Outcome]:
     yield _by_length("vault", wanted, "both", seen, own, notes)
 
 
-def length_two_party(wanted: Wanted) -> Iterator[Outcome]:
+def length_two_party(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Yield how often the prompt's length, which is public in this mode, too, tells the prompt."""
     prompts = _of_all_lengths(wanted)
     shares = attack_views.of_two_parties(
@@ -311,7 +313,7 @@ def length_two_party(wanted: Wanted) -> Iterator[Outcome]:
     yield _by_length("two-party", wanted, "prompt", seen, candidates)
 
 
-def _of_all_lengths(wanted: Wanted) -> list[list[int]]:
+def _of_all_lengths(wanted: AttackConfig) -> list[list[int]]:
     """Return beginnings of held-out excerpts, of lengths drawn at random."""
     source, texts = np.random.default_rng(wanted.seed), _texts(wanted)
     texts = [text for text in texts if len(text) >= LONGEST]
@@ -323,12 +325,12 @@ def _of_all_lengths(wanted: Wanted) -> list[list[int]]:
 
 def _by_length(
     mode: str,
-    wanted: Wanted,
+    wanted: AttackConfig,
     by: str,
     seen: list[length.Lengths],
     candidates: list[length.Lengths],
     notes: str = "",
-) -> Outcome:
+) -> AttackOutcome:
     """Return how often lengths tell the prompt. by: "prompt", "generated" or "both"; candidates in
     the order of `seen`.
     """
@@ -343,7 +345,7 @@ def _by_length(
         "both": "the prompt's length and the number of generated tokens",
     }
     said = f"{alone} different ones among the candidates"
-    return Outcome(
+    return AttackOutcome(
         "length",
         mode,
         f"the right one of {len(candidates)} prompts, by {how[by]} alone",

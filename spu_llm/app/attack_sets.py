@@ -17,7 +17,7 @@ import numpy as np
 from models.hf import load_folded
 from spu_llm.app import attack_views
 from spu_llm.app.attack_prompts import Setting, of_law, of_name, of_text, setting_of
-from spu_llm.app.attack_request import Wanted
+from spu_llm.app.attack_request import AttackConfig
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential import published
 from spu_llm.systems.confidential.attacks import layer0, recompute, sets
@@ -26,7 +26,7 @@ from spu_llm.systems.confidential.attacks.views import Seen
 from spu_llm.systems.confidential.book import Book
 from spu_llm.systems.confidential.obfuscation import Limits
 from spu_llm.systems.confidential.spans import Prompt
-from spu_llm.systems.outcome import Outcome
+from spu_llm.systems.outcome import AttackOutcome
 from spu_llm.vault.user import Wish
 
 LIMITS = Limits()
@@ -60,7 +60,10 @@ def _published(variant: str) -> Obfuscate:
 
 
 def _sent(
-    wanted: Wanted, setting: Setting, draw: Callable[[Setting], Prompt | None], obfuscate: Obfuscate
+    wanted: AttackConfig,
+    setting: Setting,
+    draw: Callable[[Setting], Prompt | None],
+    obfuscate: Obfuscate,
 ) -> tuple[list[Sent], int]:
     """Return the sets that are asked for, and how many prompts were refused for want of fakes."""
     found: list[Sent] = []
@@ -84,7 +87,7 @@ def _sent(
 
 def _outcome(
     attack: str, mode: str, what: str, sent: Sequence[Sent], successes: int, notes: str = ""
-) -> Outcome:
+) -> AttackOutcome:
     """Return the outcome of one guess for each set of prompts."""
     chance = float(np.mean([1 / len(s.rows) for s in sent]))
     fakes = [len(s.rows) - 1 for s in sent]
@@ -93,21 +96,23 @@ def _outcome(
         LIMITS.bound(n) if mode == "repaired" else published.claimed_bound(EPSILON, spans, n)
         for n in fakes
     ]
-    return Outcome(attack, mode, what, len(sent), successes, chance, float(np.mean(bounds)), notes)
+    return AttackOutcome(
+        attack, mode, what, len(sent), successes, chance, float(np.mean(bounds)), notes
+    )
 
 
 # ---- runs
 
 
 def _guessed(
-    wanted: Wanted,
+    wanted: AttackConfig,
     attack: str,
     mode: str,
     what: str,
     obfuscate: Obfuscate,
     guess: Callable[[Setting, Sent], int],
     draw: Callable[[Setting], Prompt | None] = of_text,
-) -> Iterator[Outcome]:
+) -> Iterator[AttackOutcome]:
     """Yield the outcome of one guess for each prompt's set."""
     setting = setting_of(wanted.model, wanted.seed)
     sent, _ = _sent(wanted, setting, draw, obfuscate)
@@ -115,16 +120,18 @@ def _guessed(
     yield _outcome(attack, mode, what, sent, hits)
 
 
-def posterior_published(wanted: Wanted) -> Iterator[Outcome]:
+def posterior_published(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     for variant in ("printed", "program"):
         yield from _posterior(wanted, "published", f", {variant}", _published(variant))
 
 
-def posterior_repaired(wanted: Wanted) -> Iterator[Outcome]:
+def posterior_repaired(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _posterior(wanted, "repaired", "", partial(_repaired, limits=QUICK))
 
 
-def _posterior(wanted: Wanted, mode: str, more: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
+def _posterior(
+    wanted: AttackConfig, mode: str, more: str, obfuscate: Obfuscate
+) -> Iterator[AttackOutcome]:
     fewer = replace(wanted, prompts=max(2, wanted.prompts // 5))
     # The bound is about the first: that takes more of them.
     laws = (("the public model's law", of_law, wanted), ("real text", of_text, fewer))
@@ -144,7 +151,7 @@ def _posterior(wanted: Wanted, mode: str, more: str, obfuscate: Obfuscate) -> It
         )
 
 
-def rank_published(wanted: Wanted) -> Iterator[Outcome]:
+def rank_published(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _guessed(
         wanted,
         "rank",
@@ -155,7 +162,7 @@ def rank_published(wanted: Wanted) -> Iterator[Outcome]:
     )
 
 
-def rank_repaired(wanted: Wanted) -> Iterator[Outcome]:
+def rank_repaired(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _guessed(
         wanted,
         "rank",
@@ -166,15 +173,15 @@ def rank_repaired(wanted: Wanted) -> Iterator[Outcome]:
     )
 
 
-def incoherent_published(wanted: Wanted) -> Iterator[Outcome]:
+def incoherent_published(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _incoherent(wanted, "published", _published("printed"))
 
 
-def incoherent_repaired(wanted: Wanted) -> Iterator[Outcome]:
+def incoherent_repaired(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _incoherent(wanted, "repaired", _repaired)
 
 
-def _incoherent(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
+def _incoherent(wanted: AttackConfig, mode: str, obfuscate: Obfuscate) -> Iterator[AttackOutcome]:
     yield from _guessed(
         wanted,
         "incoherent",
@@ -186,12 +193,12 @@ def _incoherent(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Out
     )
 
 
-def intersection_published(wanted: Wanted) -> Iterator[Outcome]:
+def intersection_published(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     setting, obfuscate = setting_of(wanted.model, wanted.seed), _published("program")
     yield _intersection(wanted, setting, "published", "as programmed", lambda: obfuscate)
 
 
-def intersection_repaired(wanted: Wanted) -> Iterator[Outcome]:
+def intersection_repaired(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     setting = setting_of(wanted.model, wanted.seed)
     yield _intersection(wanted, setting, "repaired", "without a book of secrets", lambda: _repaired)
     # In one process it keeps account as one in a folder does.
@@ -205,8 +212,8 @@ def intersection_repaired(wanted: Wanted) -> Iterator[Outcome]:
 
 
 def _intersection(
-    wanted: Wanted, setting: Setting, mode: str, how: str, user: Callable[[], Obfuscate]
-) -> Outcome:
+    wanted: AttackConfig, setting: Setting, mode: str, how: str, user: Callable[[], Obfuscate]
+) -> AttackOutcome:
     sent: list[Sent] = []
     hits = 0
     for i in range(_TRIES * wanted.prompts):
@@ -227,29 +234,31 @@ def _intersection(
     )
 
 
-def length_published(wanted: Wanted) -> Iterator[Outcome]:
+def length_published(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _longest(wanted, "published", ", as programmed", _published("program"))
 
 
-def length_repaired(wanted: Wanted) -> Iterator[Outcome]:
+def length_repaired(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _longest(wanted, "repaired", "", _repaired)
 
 
-def _longest(wanted: Wanted, mode: str, how: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
+def _longest(
+    wanted: AttackConfig, mode: str, how: str, obfuscate: Obfuscate
+) -> Iterator[AttackOutcome]:
     yield from _guessed(
         wanted, "length", mode, f"the longest row{how}", obfuscate, lambda at, s: sets.by_length(s)
     )
 
 
-def layer0_published(wanted: Wanted) -> Iterator[Outcome]:
+def layer0_published(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _layer0(wanted, "published", _published("printed"))
 
 
-def layer0_repaired(wanted: Wanted) -> Iterator[Outcome]:
+def layer0_repaired(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _layer0(wanted, "repaired", _repaired)
 
 
-def _layer0(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
+def _layer0(wanted: AttackConfig, mode: str, obfuscate: Obfuscate) -> Iterator[AttackOutcome]:
     """Yield the outcome of layer0 on real runs: it reads all prompts, the user's among them."""
     sent, _ = _sent(wanted, setting_of(wanted.model, wanted.seed), of_text, obfuscate)
     config, weights = load_folded(wanted.model)
@@ -268,7 +277,7 @@ def _layer0(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome
             tries, right = tries + len(row), right + int((found == row).sum())
             alike = np.array([other for other in others if len(other) == len(row)])
             chances += [layer0.other_prompts_rate(found, alike)] if len(alike) else []
-    yield Outcome(
+    yield AttackOutcome(
         "layer0",
         mode,
         f"the right token at the right position, of every prompt that goes out, "
@@ -280,15 +289,15 @@ def _layer0(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome
     )
 
 
-def compact_published(wanted: Wanted) -> Iterator[Outcome]:
+def compact_published(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _compact(wanted, "published", _published("printed"))
 
 
-def compact_repaired(wanted: Wanted) -> Iterator[Outcome]:
+def compact_repaired(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     yield from _compact(wanted, "repaired", _repaired)
 
 
-def _compact(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
+def _compact(wanted: AttackConfig, mode: str, obfuscate: Obfuscate) -> Iterator[AttackOutcome]:
     """Yield the outcome of compact on real runs of engine, vault and user: whose answers are an
     exact forward's?
     """
@@ -303,7 +312,7 @@ def _compact(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcom
     yield _outcome("compact", mode, "the row whose answers are an exact forward's", sent, hits)
 
 
-def _seen_of(wanted: Wanted, sent: Sequence[Sent], mode: str) -> list[list[Seen]]:
+def _seen_of(wanted: AttackConfig, sent: Sequence[Sent], mode: str) -> list[list[Seen]]:
     """Return what an engine sees of these sets in a vault's real runs: as published, fakes share
     what is around them.
     """

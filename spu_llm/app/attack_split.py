@@ -24,12 +24,12 @@ from models.tokenizer import Tokenizer
 from models.training.corpus import list_files
 from models.training.snippets import cut_snippets
 from spu_llm.app.attack_prompts import held_out
-from spu_llm.app.attack_request import Wanted
+from spu_llm.app.attack_request import AttackConfig
 from spu_llm.app.split_views import views_of_middle
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
-from spu_llm.systems.outcome import Outcome
+from spu_llm.systems.outcome import AttackOutcome
 from spu_llm.systems.split import ltokenizer, vocabulary
 from spu_llm.systems.split.attacks import adversarial, beginnings, reading, suite
 from spu_llm.systems.split.attacks.suite import Session, Tuned
@@ -64,7 +64,7 @@ class Setting(NamedTuple):
     source: np.random.Generator
 
 
-def setting_of(wanted: Wanted) -> Setting:
+def setting_of(wanted: AttackConfig) -> Setting:
     config, params = load_model(wanted.model)
     split = Split(*wanted.split)
     split.check(config)
@@ -89,21 +89,21 @@ def setting_of(wanted: Wanted) -> Setting:
     return Setting(config, params, public, [pieces[i] for i in order], source)
 
 
-def plain(wanted: Wanted) -> Iterator[Outcome]:
+def plain(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Attack mode plain: the client's ends are the public ones; tuning is without protection."""
     attacker = Attacker(wanted)
     front, _, back = attacker.setting.public.parts
     yield from attacker.outcomes("plain", Client(front, back, None))
 
 
-def noir(wanted: Wanted) -> Iterator[Outcome]:
+def noir(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Attack mode noir: with a codebook and a permutation, tuned where there are secrets."""
     attacker = Attacker(wanted)
     find = _drawn if wanted.secrets is None else _tuned
     yield from attacker.outcomes("noir", find(wanted, attacker.setting))
 
 
-def _tuned(wanted: Wanted, setting: Setting) -> Client:
+def _tuned(wanted: AttackConfig, setting: Setting) -> Client:
     """Return the client of a tuning's secrets. The host's LoRA is left out: attacks are with the
     public middle.
     """
@@ -122,7 +122,7 @@ def _tuned(wanted: Wanted, setting: Setting) -> Client:
     )
 
 
-def mpc(wanted: Wanted) -> Iterator[Outcome]:
+def mpc(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Attack mode mpc, in a real session of two processes: the words that the provider received,
     decoded as fixed point, in place of rows. There is no tuning.
     """
@@ -150,7 +150,7 @@ def mpc(wanted: Wanted) -> Iterator[Outcome]:
     yield from _attacked(wanted, session, wanted.attacks)
 
 
-def _drawn(wanted: Wanted, setting: Setting) -> Client:
+def _drawn(wanted: AttackConfig, setting: Setting) -> Client:
     config, params, public = setting[:3]
     prg = Prg.from_seed(wanted.seed, "attack noir")
     epsilon = BUDGET * config.width if wanted.epsilon is None else wanted.epsilon
@@ -171,7 +171,7 @@ class Attacker:
     those that are wanted, unless others are named.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: AttackConfig) -> None:
         self._wanted = wanted
         self.setting = setting_of(wanted)
         self.inverters = Inverters(self.setting.public, seed=wanted.seed)
@@ -180,7 +180,7 @@ class Attacker:
 
     def outcomes(
         self, mode: str, client: Client, attacks: Sequence[str] | None = None
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[AttackOutcome]:
         """Yield what the host of this client finds out."""
         names = self._wanted.attacks if attacks is None else attacks
         config, public, sample = self.setting.config, self.setting.public, self._sample
@@ -203,7 +203,7 @@ class Attacker:
             session = replace(session, tuned=tuned)
         yield from _attacked(self._wanted, session, names)
 
-    def of_rows(self, mode: str, rows: list[np.ndarray]) -> Iterator[Outcome]:
+    def of_rows(self, mode: str, rows: list[np.ndarray]) -> Iterator[AttackOutcome]:
         """Yield what a host finds out from rows of the texts alone."""
         session = self._session(mode, HostView(rows))
         yield from _attacked(self._wanted, session, self._wanted.attacks)
@@ -226,7 +226,7 @@ class Sample(NamedTuple):
     prefixed: list[list[int]]
 
 
-def _texts(wanted: Wanted, setting: Setting, begun: int) -> Sample:
+def _texts(wanted: AttackConfig, setting: Setting, begun: int) -> Sample:
     """Return the texts of an attack. `begun`: of how many texts those that begin alike are made,
     where there are so many.
     """
@@ -265,7 +265,9 @@ def _wants(names: Sequence[str], *attacks: str) -> bool:
     return not names or any(name in names for name in attacks)
 
 
-def _attacked(wanted: Wanted, session: Session, names: Sequence[str]) -> Iterator[Outcome]:
+def _attacked(
+    wanted: AttackConfig, session: Session, names: Sequence[str]
+) -> Iterator[AttackOutcome]:
     for name, attack in suite.ATTACKS.items():
         if _wants(names, name):
             wanted.on_stage(f"{session.mode}: {name}")

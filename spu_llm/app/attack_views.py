@@ -91,7 +91,7 @@ def of_two_parties(
         elif event["event"] == "stage" and rank == CLIENT:
             on_stage(event["name"])
 
-    asked = viewed.Asked(tuple(map(len, prompts)), len(tokens[0]))
+    asked = viewed.ViewedRequest(tuple(map(len, prompts)), len(tokens[0]))
     options = provider.ServeOptions(
         model,
         HOST,
@@ -116,7 +116,7 @@ def of_two_parties(
         Server(HOST, port, "local"),
         viewed.PROGRAM,
         asked,
-        viewed.ClientInputs([list(p) for p in prompts], [list(t) for t in tokens]),
+        viewed.ViewedInputs([list(p) for p in prompts], [list(t) for t in tokens]),
         lambda event, relay: note(CLIENT, event),
         tokenizer=Tokenizer.load(model),
     )

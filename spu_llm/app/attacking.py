@@ -10,13 +10,13 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from spu_llm.api.defaults import shipped
-from spu_llm.app.attack_request import Wanted
+from spu_llm.app.attack_request import AttackConfig
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
-    from spu_llm.systems.outcome import Outcome
+    from spu_llm.systems.outcome import AttackOutcome
 
 # Vault mode; prompt obfuscation in it as published, and repaired; both parties on shares; the modes
 # of split models.
@@ -30,8 +30,8 @@ _SPLIT = "spu_llm.app.attack_split:"
 
 @dataclass(frozen=True)
 class Attack:
-    """`runs`: by mode, the place of a function of `Wanted` that yields outcomes, which is imported
-    when it is chosen.
+    """`runs`: by mode, the place of a function of `AttackConfig` that yields outcomes, which is
+    imported when it is chosen.
     """
 
     about: str
@@ -186,7 +186,9 @@ def place_of(name: str, mode: str) -> str:
 
 
 def _of_split(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of split models, as fields of `Wanted`; InputError for wrong ones."""
+    """Return the options of split models, as fields of `AttackConfig`; InputError for wrong
+    ones.
+    """
     codebook = bool(options.mechanism) or options.epsilon is not None
     given = options.attack or codebook or options.secrets
     if options.mode not in SPLIT_MODES:
@@ -228,14 +230,14 @@ def _run(options: argparse.Namespace) -> None:
     from spu_llm.core.machine import machine
 
     progress = Progress()
-    wanted = Wanted(
+    wanted = AttackConfig(
         options.model or shipped("private"),
         options.prompts,
         options.seed,
         progress.stage,
         **of_split,
     )
-    run: Callable[[Wanted], Iterator[Outcome]] = resolve_name(place)
+    run: Callable[[AttackConfig], Iterator[AttackOutcome]] = resolve_name(place)
     outcomes = []
     try:
         for outcome in run(wanted):

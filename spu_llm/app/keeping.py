@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from spu_llm.api.preparation import NoRoom
 from spu_llm.app.material import made_line
 from spu_llm.core.errors import PeerError, StalledError, WantedError, WorkerError
-from spu_llm.offline import giving_way, stock
+from spu_llm.offline import priority_lock, stock
 from spu_llm.offline.files import IN_USE
 from spu_llm.service.supervisor import Look
 
@@ -58,7 +58,7 @@ def keep(
             try:
                 if made is not None and not away_s:
                     say("the stock no longer lasts for all steps: making more")
-                with giving_way.in_background(directory) as look:
+                with priority_lock.in_background(directory) as look:
                     made = make(look)
                 left, away_s = _units_left(made), 0.0
                 say(made_line(made))
@@ -82,7 +82,7 @@ def keep(
 
 def _is_used(directory: Path) -> bool:
     """Return whether a session uses material of a directory, or a completion is about to."""
-    return giving_way.is_claimed(directory) or stock.in_use(directory)
+    return priority_lock.is_claimed(directory) or stock.in_use(directory)
 
 
 def _is_short(made: dict[str, Any], left: dict[str, int]) -> bool:

@@ -173,7 +173,7 @@ def _generate(options: argparse.Namespace) -> None:
         return
     if options.top_k < 0:
         raise InputError(f"--top-k must be 0 (all) or more, found {options.top_k}")
-    wanted = corpus.Wanted(
+    wanted = corpus.CorpusRequest(
         options.method,
         options.epsilon,
         options.delta,

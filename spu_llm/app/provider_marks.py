@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from models.tokenizer import Tokenizer
-    from spu_llm.systems.watermark.aligning import Found
+    from spu_llm.systems.watermark.aligning import SessionEvidence
     from spu_llm.systems.watermark.keys import KeyFile
     from spu_llm.systems.watermark.sessions import Session
 
@@ -117,7 +117,7 @@ def detect(options: argparse.Namespace, file: KeyFile, tokenizer: Tokenizer, tex
         write_page(options.html, page_of(text, heard, explained, shaded, parts))
 
 
-def said(found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> str:
+def said(found: SessionEvidence, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> str:
     """Return the verdict in a few lines."""
     from spu_llm.systems.watermark.detecting import as_p
 
@@ -134,7 +134,9 @@ def said(found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> s
     return "\n".join(lines)
 
 
-def as_json(found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+def as_json(
+    found: SessionEvidence, alpha: float, spans: Sequence[tuple[int, int]] = ()
+) -> dict[str, Any]:
     marked = found.log_p <= math.log(alpha)
     best = found.best if marked else None
     return {

@@ -63,8 +63,8 @@ def views_of_middle(
     run_as_client(
         Server(HOST, port, "local"),
         secure_viewed.PROGRAM,
-        secure_viewed.Asked(prompts, steps, *split),
-        secure_viewed.ClientInputs([list(map(int, text)) for text in texts], str(model)),
+        secure_viewed.ViewedMiddleRequest(prompts, steps, *split),
+        secure_viewed.ViewedMiddleInputs([list(map(int, text)) for text in texts], str(model)),
         lambda event, relay: on_stage(event["name"]) if event["event"] == "stage" else None,
         tokenizer=Tokenizer.load(model),
     )

@@ -105,7 +105,7 @@ def generate(options: argparse.Namespace) -> None:
     from spu_llm.systems.dp_text.generator import batches
     from spu_llm.systems.dp_text.prompts import Prompts, read_references
     from spu_llm.systems.dp_text.secure_budget import for_budget
-    from spu_llm.systems.dp_text.secure_corpus import Asked, write_corpus
+    from spu_llm.systems.dp_text.secure_corpus import SecureCorpusRequest, write_corpus
     from spu_llm.systems.dp_text.statement import summary
 
     _check(options)
@@ -126,7 +126,7 @@ def generate(options: argparse.Namespace) -> None:
     directory = options.model or shipped("private" if options.peer_references else "public")
     room = REFERENCE_TOKENS if options.reference_tokens is None else options.reference_tokens
     prompts = Prompts(Tokenizer.load(directory), options.query, room)
-    asked = Asked(
+    asked = SecureCorpusRequest(
         parameters, options.delta, places, prompts, options.texts, options.peer_references
     )
     progress = Progress()

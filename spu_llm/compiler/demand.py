@@ -12,7 +12,7 @@ from spu_llm.core.op import Cost
 
 
 @dataclass(frozen=True)
-class Taken:
+class CorrelationRequest:
     """Units of a correlation that are taken. `fixed`: the provider's matrix that they are bound to;
     only at the provider, and only where a dry run has seen it.
     """
@@ -33,7 +33,7 @@ class Call:
     op: str
     scope: str
     cost: Cost
-    taken: tuple[Taken, ...] = field(default=(), compare=False)
+    taken: tuple[CorrelationRequest, ...] = field(default=(), compare=False)
     names: frozenset[str] = field(default=frozenset(), compare=False)
     messages: tuple[tuple[bool, int], ...] = field(default=(), compare=False)
 
@@ -44,22 +44,22 @@ class Demand:
     use, and the ops that run.
     """
 
-    material: dict[str, Taken] = field(default_factory=dict)
+    material: dict[str, CorrelationRequest] = field(default_factory=dict)
     calls: tuple[Call, ...] = ()
 
     @staticmethod
-    def of(taken: Iterable[Taken], calls: Iterable[Call] = ()) -> Demand:
+    def of(taken: Iterable[CorrelationRequest], calls: Iterable[Call] = ()) -> Demand:
         """Sum up `taken` by name of correlation; PoolError when one name is bound to two
         matrices.
         """
-        total: dict[str, Taken] = {}
+        total: dict[str, CorrelationRequest] = {}
         for need in taken:
             name = need.correlation.name
-            before = total.get(name, Taken(need.correlation, 0))
+            before = total.get(name, CorrelationRequest(need.correlation, 0))
             fixed = need.fixed if before.fixed is None else before.fixed
             if need.fixed is not None and not equal(fixed, need.fixed):
                 raise PoolError(f"{name} is asked for with other weights than before")
-            total[name] = Taken(need.correlation, before.units + need.units, fixed)
+            total[name] = CorrelationRequest(need.correlation, before.units + need.units, fixed)
         return Demand(total, tuple(calls))
 
     def __add__(self, other: Demand) -> Demand:

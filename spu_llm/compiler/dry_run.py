@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from spu_llm.compiler.demand import Call, Demand, Taken
+from spu_llm.compiler.demand import Call, CorrelationRequest, Demand
 from spu_llm.compiler.linear import has_numbers_in_bits
 from spu_llm.compiler.plan import OpCall, Plan, Run
 from spu_llm.compiler.walker import run_local, walk_plan
@@ -50,10 +50,10 @@ class _Source:
     """A pool that hands out zeros and records what is taken."""
 
     def __init__(self) -> None:
-        self.taken: list[Taken] = []
+        self.taken: list[CorrelationRequest] = []
 
     def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
-        self.taken.append(Taken(correlation, units, fixed))
+        self.taken.append(CorrelationRequest(correlation, units, fixed))
         zeros = [
             [np.zeros((units, *part.shape), np.uint64) for part in parts]
             for parts in (correlation.masks, correlation.results)
@@ -115,7 +115,7 @@ class _Result:
     """
 
     values: list[Value]
-    taken: tuple[Taken, ...] = ()
+    taken: tuple[CorrelationRequest, ...] = ()
     cost: Cost = Cost()
     messages: tuple[tuple[bool, int], ...] = ()
     bound_to: tuple[str, ...] = ()
@@ -189,7 +189,7 @@ class DryRun:
         plain = [v.plain() if isinstance(v, Stateful) else v for v in values]
         return self._op(call, [_Known(v, True) for v in plain]).names
 
-    def takes(self, call: OpCall, values: Sequence[Value]) -> tuple[Taken, ...]:
+    def takes(self, call: OpCall, values: Sequence[Value]) -> tuple[CorrelationRequest, ...]:
         """Return what one call with these values takes, as their state is now."""
         return self._op(call, [_Known(v, True) for v in fork(values)]).taken
 
@@ -238,7 +238,7 @@ class DryRun:
         taken = source.taken
         if any(guesses):
             # Material is never made for an array that only stands in for the provider's.
-            taken = [Taken(need.correlation, need.units) for need in taken]
+            taken = [CorrelationRequest(need.correlation, need.units) for need in taken]
         bound = any(need.fixed is not None for need in taken)
         bound_to = _digests(values) if bound else ()
         result = _Result(results, tuple(taken), cost, tuple(channel.heard), bound_to)

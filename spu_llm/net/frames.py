@@ -30,12 +30,12 @@ class Kind(enum.IntEnum):
     """What a frame carries."""
 
     CONTROL = 0  # stream 0: a message between the supervisors
-    OPEN = 1  # a `Door`, one byte
+    OPEN = 1  # a `StreamType`, one byte
     DATA = 2  # bytes of one stream
     CLOSE = 3  # END or ABORT
 
 
-class Door(enum.IntEnum):
+class StreamType(enum.IntEnum):
     """Where a stream leads at both workers."""
 
     LINK = 0  # to SPU
@@ -44,7 +44,7 @@ class Door(enum.IntEnum):
 
 _KINDS = tuple(Kind)
 _DATA = int(Kind.DATA)
-_DOORS = tuple(bytes([door]) for door in Door)
+_DOORS = tuple(bytes([door]) for door in StreamType)
 
 
 class Frame(NamedTuple):

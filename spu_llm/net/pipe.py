@@ -7,7 +7,7 @@ import socket
 import threading
 from collections import deque
 
-from spu_llm.net.frames import Door
+from spu_llm.net.frames import StreamType
 from spu_llm.net.link_frames import LinkFrames
 
 _OVERHEAD_BYTES = 64
@@ -64,10 +64,10 @@ class WorkerPipe:
     done, and the last one frees the socket.
     """
 
-    def __init__(self, stream: int, door: Door, budget: ByteBudget) -> None:
+    def __init__(self, stream: int, door: StreamType, budget: ByteBudget) -> None:
         self.stream, self.door = stream, door
         # Of what comes from the peer. Messages of our own are parsed by our own code.
-        self.frames = LinkFrames() if door is Door.LINK else None
+        self.frames = LinkFrames() if door is StreamType.LINK else None
         self.sent_close = False  # the protocol's state, kept by the relay
         self.got_close = False
         self.aborted = False  # by `abort`

@@ -22,10 +22,10 @@ from spu_llm.net.frames import (
     END,
     HEADER_BYTES,
     PREAMBLE,
-    Door,
     Frame,
     FrameParser,
     Kind,
+    StreamType,
     encode,
     write_data_header,
 )
@@ -73,7 +73,7 @@ class Relay:
         self._end_expected = False
         self._streams_allowed = threading.Event()
         self._streams_allowed.set()
-        self._doors: Collection[Door] = tuple(Door)  # that the peer may open
+        self._doors: Collection[StreamType] = tuple(StreamType)  # that the peer may open
 
     def hold_streams(self) -> None:
         """Take the peer's control messages alone until `allow_streams`: whoever sends more has to
@@ -81,7 +81,7 @@ class Relay:
         """
         self._streams_allowed.clear()
 
-    def allow_streams(self, doors: Collection[Door] = tuple(Door)) -> None:
+    def allow_streams(self, doors: Collection[StreamType] = tuple(StreamType)) -> None:
         """Let the peer open streams to `doors`, as many as there may be."""
         self._doors = doors
         self._streams_allowed.set()
@@ -109,7 +109,7 @@ class Relay:
                 raise self.failure or PeerError("the session has ended")
             self._side = side
         self._worker_known.set()
-        for door in Door:
+        for door in StreamType:
             self._spawn(f"accept-{door.name.lower()}", self._accept, side, door)
 
     def send_control(self, payload: bytes, *, after_data: bool = False) -> None:
@@ -207,7 +207,7 @@ class Relay:
         if not self._streams_allowed.wait(HOLD_S):
             raise WireError("the peer opens streams before there is a session")
         if frame.kind is Kind.OPEN:
-            self._got_open(frame.stream, Door(frame.payload[0]))
+            self._got_open(frame.stream, StreamType(frame.payload[0]))
         else:
             self._got_close(frame.stream, frame.payload)
 
@@ -224,7 +224,7 @@ class Relay:
         except OSError:
             self._close_pipe(pipe, ABORT)
 
-    def _got_open(self, stream: int, door: Door) -> None:
+    def _got_open(self, stream: int, door: StreamType) -> None:
         if stream % 2 == self._parity:
             raise WireError(f"the peer opened stream {stream}, an id of this side")
         if stream <= self._last_of_peer:
@@ -269,7 +269,7 @@ class Relay:
 
     # ---- the worker
 
-    def _accept(self, side: WorkerSide, door: Door) -> None:
+    def _accept(self, side: WorkerSide, door: StreamType) -> None:
         while not self.ended.is_set():
             try:
                 sock = side.accept(door)
@@ -278,7 +278,7 @@ class Relay:
             if sock is not None:
                 self._open_own(door, sock)
 
-    def _open_own(self, door: Door, sock: socket.socket) -> None:
+    def _open_own(self, door: StreamType, sock: socket.socket) -> None:
         with self._lock:
             own = sum(known % 2 == self._parity for known in self._pipes)
             if own >= MAX_STREAMS or self.ended.is_set():

@@ -27,11 +27,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from spu_llm.net.frames import Door
+from spu_llm.net.frames import StreamType
 from spu_llm.net.loopback import HOST, connect, owner_of
 
 # Of the worker, and in the peer's place; nobody else is there.
-_APART: Mapping[Door, tuple[int, int]] = {Door.LINK: (9001, 9002), Door.MESSAGES: (9003, 9004)}
+_APART: Mapping[StreamType, tuple[int, int]] = {
+    StreamType.LINK: (9001, 9002),
+    StreamType.MESSAGES: (9003, 9004),
+}
 _LOOK_S = 0.5
 _ANSWER_S = 5.0
 _BACKLOG = 64
@@ -44,14 +47,14 @@ _CONNECT, _CONNECTED, _FAILED, _ACCEPTED = b"c", b"C", b"F", b"A"
 class WorkerSide(Protocol):
     """`ports`: by door, the worker's and that in the peer's place, as the worker knows them."""
 
-    ports: Mapping[Door, tuple[int, int]]
+    ports: Mapping[StreamType, tuple[int, int]]
 
-    def accept(self, door: Door) -> socket.socket | None:
+    def accept(self, door: StreamType) -> socket.socket | None:
         """Return the next connection of the worker to its peer; None after a while. OSError when
         there will be none.
         """
 
-    def connect(self, door: Door) -> socket.socket:
+    def connect(self, door: StreamType) -> socket.socket:
         """Connect to the worker; OSError when it does not listen."""
 
     def close(self) -> None:
@@ -61,21 +64,25 @@ class WorkerSide(Protocol):
 class Loopback:
     """On this machine's loopback interface."""
 
-    def __init__(self, given: Mapping[Door, int] | None = None) -> None:
+    def __init__(self, given: Mapping[StreamType, int] | None = None) -> None:
         """Listen in the peer's place. `given`: ports of the worker; free ones for other doors."""
         given = given or {}
-        self._own = [_free_port() for door in Door if door not in given]
-        worker = dict(zip((door for door in Door if door not in given), self._own, strict=True))
+        self._own = [_free_port() for door in StreamType if door not in given]
+        worker = dict(
+            zip((door for door in StreamType if door not in given), self._own, strict=True)
+        )
         worker |= given
-        self._listeners = {door: socket.create_server((HOST, 0), backlog=_BACKLOG) for door in Door}
+        self._listeners = {
+            door: socket.create_server((HOST, 0), backlog=_BACKLOG) for door in StreamType
+        }
         for listener in self._listeners.values():
             listener.settimeout(_LOOK_S)  # a bound on close where shutdown does not wake accept
-        self.ports: Mapping[Door, tuple[int, int]] = {
+        self.ports: Mapping[StreamType, tuple[int, int]] = {
             door: (worker[door], listener.getsockname()[1])
             for door, listener in self._listeners.items()
         }
 
-    def accept(self, door: Door) -> socket.socket | None:
+    def accept(self, door: StreamType) -> socket.socket | None:
         try:
             sock, address = self._listeners[door].accept()
         except TimeoutError:
@@ -86,7 +93,7 @@ class Loopback:
         sock.settimeout(None)
         return sock
 
-    def connect(self, door: Door) -> socket.socket:
+    def connect(self, door: StreamType) -> socket.socket:
         return connect(self.ports[door][0])
 
     def close(self) -> None:
@@ -101,16 +108,16 @@ class Apart:
     """In the worker's own namespace; `channel` leads to its `hand_over`."""
 
     def __init__(self, channel: socket.socket) -> None:
-        self.ports: Mapping[Door, tuple[int, int]] = _APART
+        self.ports: Mapping[StreamType, tuple[int, int]] = _APART
         self._channel = channel
         self._asking = threading.Lock()
-        self._accepted: dict[Door, queue.Queue[socket.socket | None]] = {
-            door: queue.Queue() for door in Door
+        self._accepted: dict[StreamType, queue.Queue[socket.socket | None]] = {
+            door: queue.Queue() for door in StreamType
         }
-        self._answers: queue.Queue[tuple[Door | None, socket.socket | None]] = queue.Queue()
+        self._answers: queue.Queue[tuple[StreamType | None, socket.socket | None]] = queue.Queue()
         threading.Thread(target=self._read, name="worker-side", daemon=True).start()
 
-    def accept(self, door: Door) -> socket.socket | None:
+    def accept(self, door: StreamType) -> socket.socket | None:
         try:
             sock = self._accepted[door].get(timeout=_LOOK_S)
         except queue.Empty:
@@ -120,7 +127,7 @@ class Apart:
             raise OSError(errno.EPIPE, "the worker has gone")
         return sock
 
-    def connect(self, door: Door) -> socket.socket:
+    def connect(self, door: StreamType) -> socket.socket:
         with self._asking:
             self._channel.send(_CONNECT + bytes([door]))
             try:
@@ -144,9 +151,9 @@ class Apart:
             while True:
                 data, descriptors, _, _ = socket.recv_fds(self._channel, 2, 1)
                 sock = socket.socket(fileno=descriptors[0]) if descriptors else None
-                if len(data) < 2 or data[1] >= len(Door):
+                if len(data) < 2 or data[1] >= len(StreamType):
                     break
-                door = Door(data[1])
+                door = StreamType(data[1])
                 # Sockets that nobody takes use up descriptors of this process, which has other
                 # workers: one that hands out more than can be is no longer listened to.
                 if max(self._accepted[door].qsize(), self._answers.qsize()) >= _BACKLOG:
@@ -210,7 +217,7 @@ def hand_over(channel: socket.socket) -> None:
     ).start()
 
 
-def _hand_over(channel: socket.socket, listeners: Mapping[socket.socket, Door]) -> None:
+def _hand_over(channel: socket.socket, listeners: Mapping[socket.socket, StreamType]) -> None:
     with contextlib.ExitStack() as owned, contextlib.suppress(OSError):
         for sock in (channel, *listeners):
             owned.enter_context(sock)
@@ -224,7 +231,7 @@ def _hand_over(channel: socket.socket, listeners: Mapping[socket.socket, Door]) 
                 asked = channel.recv(2)
                 if len(asked) < 2:
                     return
-                door = Door(asked[1])
+                door = StreamType(asked[1])
                 try:
                     sock = connect(_APART[door][0])
                 except OSError:

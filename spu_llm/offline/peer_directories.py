@@ -4,7 +4,7 @@
     <directory>/<name>/    the pool that it shares with one peer (spu_llm.offline.files)
     <directory>/certificate-<32 hex digits of its fingerprint>/   a directory like this one, of a
                                provider for one certificate
-    <directory>/wanted, making a client's locks: who goes first (spu_llm.offline.giving_way)
+    <directory>/wanted, making a client's locks: who goes first (spu_llm.offline.priority_lock)
 
 Material serves the two parties that made it, nobody else, and a session that meets other batches at
 its peer drops its own: without a folder for each, one client would cost all others their

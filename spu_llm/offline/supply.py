@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from spu_llm.compiler.demand import Demand, Taken
+from spu_llm.compiler.demand import CorrelationRequest, Demand
 from spu_llm.core.correlation import Correlation, Material
 from spu_llm.core.integers import Factor
 from spu_llm.offline.pool import Pool
@@ -54,7 +54,7 @@ class Supply:
             add()
             on_batch(min(made, total), total)
 
-    def lacking(self, demand: Demand) -> list[Taken]:
+    def lacking(self, demand: Demand) -> list[CorrelationRequest]:
         """Return what `demand` asks for and is not there, set up so that it can be produced.
         PoolError when what is there was made for other weights.
         """
@@ -66,7 +66,7 @@ class Supply:
         missing = [replace(n, units=n.units - self.available(n.correlation)) for n in wanted]
         return [one for one in missing if one.units > 0]
 
-    def produce(self, lacking: Sequence[Taken]) -> Iterator[Callable[[], None]]:
+    def produce(self, lacking: Sequence[CorrelationRequest]) -> Iterator[Callable[[], None]]:
         """Make whole batches until all that lacks is made, and yield for each a function that adds
         it. Making may run in one other thread while units are taken; adding may not.
         """
@@ -109,7 +109,7 @@ class Supply:
         return self.pool.take(correlation, units)
 
 
-def batches(lacking: Sequence[Taken]) -> int:
+def batches(lacking: Sequence[CorrelationRequest]) -> int:
     """Return how many batches, of one chunk each, make what lacks; positions that are the last ones
     under a key may take one more.
     """

@@ -42,13 +42,13 @@ class DrySession:
     def prepare(self, function: SecureFunction, *args: Any) -> None:
         """Do nothing: there is no peer to agree with."""
 
-    def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
+    def preprocess(self, function: SecureFunction, *args: Any) -> Demand:
         return Demand()
 
-    def make_beside(self, course: Callable[[Session], None]) -> None:
+    def prefetch(self, course: Callable[[Session], None]) -> None:
         """Do nothing: a dry session makes no material."""
 
-    def stop_beside(self) -> None:
+    def stop_prefetching(self) -> None:
         """Do nothing: a dry session makes no material."""
 
     def call(self, function: SecureFunction, *args: Any) -> Any:

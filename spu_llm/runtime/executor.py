@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 
-from spu_llm.compiler.demand import Taken
+from spu_llm.compiler.demand import CorrelationRequest
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.linear import has_numbers_in_bits
 from spu_llm.compiler.plan import OpCall, Plan, Run
@@ -17,7 +17,7 @@ from spu_llm.core.merged_rounds import run_together
 from spu_llm.core.meter import Meter
 from spu_llm.core.party import Party
 from spu_llm.core.values import Owner, Private, Value, owner_of, public
-from spu_llm.offline.production import Production
+from spu_llm.offline.background_producer import BackgroundProducer
 from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 
 _Call = tuple[OpCall, Sequence[Value]]  # with its operands
@@ -35,8 +35,8 @@ class Executor:
         spu: SpuRuntime,
         meter: Meter,
         dry_run: DryRun,
-        make: Callable[[Sequence[Taken]], None],
-        production: Production,
+        make: Callable[[Sequence[CorrelationRequest]], None],
+        production: BackgroundProducer,
     ) -> None:
         self._party, self._channel, self._spu, self._meter = party, channel, spu, meter
         self._dry_run, self._make, self._production = dry_run, make, production

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from spu_llm.compiler.demand import Demand, Taken
+from spu_llm.compiler.demand import CorrelationRequest, Demand
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.compiler.secure_function import SecureFunction
@@ -37,9 +37,9 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Private, Public, Value
 from spu_llm.offline import peer_directories
+from spu_llm.offline.background_producer import ROUND_TRIP_S, BackgroundProducer
 from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.pool import Pool
-from spu_llm.offline.production import ROUND_TRIP_S, Production
 from spu_llm.offline.silent.products import Receiving, SilentProducts
 from spu_llm.offline.stock import Budget, room_in
 from spu_llm.offline.supply import Supply
@@ -131,7 +131,7 @@ class PartySession:
         )
         common = Prg(hashlib.sha256(b"common" + key).digest())
         self.supply = Supply(self.pool, self.products)
-        self.production = Production(self.supply, self.meter)
+        self.production = BackgroundProducer(self.supply, self.meter)
         self.supply.settle = self.production.settle
         self.production.on_batch = lambda made, total: self.on_batch(made, total)
         self.party = Party(
@@ -164,7 +164,7 @@ class PartySession:
         """Put unused correlated randomness back on disk and wait until the peer has come to the
         end, too: it has then got all that this party sent. Only after success.
         """
-        self.stop_beside()
+        self.stop_prefetching()
         self.pool.close()
         say_goodbye(self._channel)
 
@@ -213,11 +213,11 @@ class PartySession:
         with self.meter.in_phase("offline"):
             self.supply.make(demand, self.on_batch)
 
-    def _make_all(self, wanted: Sequence[Taken]) -> None:
+    def _make_all(self, wanted: Sequence[CorrelationRequest]) -> None:
         if self.party.supply is self.supply:  # and no study's own source
             self.make(Demand.of(wanted))
 
-    def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
+    def preprocess(self, function: SecureFunction, *args: Any) -> Demand:
         with self.meter.in_phase("offline"):
             demand, _ = self.demand(function, *args)
             if self.party.supply is self.supply:  # and no study's own source
@@ -226,7 +226,7 @@ class PartySession:
         self._ready = [function.plan(*args)[0], *jax.tree.leaves(args)]
         return demand
 
-    def make_beside(self, course: Callable[[Session], None]) -> None:
+    def prefetch(self, course: Callable[[Session], None]) -> None:
         """Make in the background what `course` takes and is not there. `course` goes in a dry
         session through the call that is ready, whose material is there, and a later one. Nothing is
         made beside a call that has SPU at work itself.
@@ -242,7 +242,7 @@ class PartySession:
                 demands = [call.demand for call in (now, *later)]
                 self.production.start(sum(demands, Demand()))
 
-    def stop_beside(self) -> None:
+    def stop_prefetching(self) -> None:
         """End what is made in the background after the batches that either party has begun: a
         message each way, if there is any.
         """

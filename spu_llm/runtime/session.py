@@ -38,17 +38,17 @@ class Session(Protocol):
     def prepare(self, function: SecureFunction, *args: Any) -> None:
         """Compile for arguments of these shapes and agree with the peer on the program."""
 
-    def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
+    def preprocess(self, function: SecureFunction, *args: Any) -> Demand:
         """Make ahead what `call` with these arguments takes and is not there; return all it
         takes.
         """
 
-    def make_beside(self, course: Callable[[Session], None]) -> None:
+    def prefetch(self, course: Callable[[Session], None]) -> None:
         """Make what a later call takes while the next one runs, where that pays. `course` goes
         through both calls in a dry session; both parties find the same demand.
         """
 
-    def stop_beside(self) -> None:
+    def stop_prefetching(self) -> None:
         """End what is made beside, since no later call comes; what there is of it stays."""
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
@@ -87,13 +87,13 @@ class PlaintextSession:
     def prepare(self, function: SecureFunction, *args: Any) -> None:
         """Do nothing: there is no peer to agree with."""
 
-    def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
+    def preprocess(self, function: SecureFunction, *args: Any) -> Demand:
         return Demand()
 
-    def make_beside(self, course: Callable[[Session], None]) -> None:
+    def prefetch(self, course: Callable[[Session], None]) -> None:
         """Do nothing: plaintext takes no material."""
 
-    def stop_beside(self) -> None:
+    def stop_prefetching(self) -> None:
         """Do nothing: plaintext takes no material."""
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:

@@ -20,7 +20,7 @@ from spu_llm.offline import versions
 from spu_llm.offline.peer_directories import folder_of, id_in
 from spu_llm.service.task import Task
 from spu_llm.service.watch import WAIT_S
-from spu_llm.systems.program import Before, Held, Job, Program, read, stated
+from spu_llm.systems.program import Job, Program, ProviderInputs, SystemPromptShape, read, stated
 
 _PROGRAM = "program"  # beside the fields of its request
 _PREFIXES = {ROLES[CLIENT]: CLIENT_PREFIX, ROLES[PROVIDER]: PROVIDER_PREFIX}
@@ -37,7 +37,7 @@ def of_provider(
     tokenizer: Tokenizer | None,
     network: str,
     jobs: int,
-    before: Before = Before(),
+    before: SystemPromptShape = SystemPromptShape(),
     text_format: str | None = None,
 ) -> Manifest:
     """Return what a provider with this model states. `text_format`: the digest of how its text is
@@ -147,7 +147,7 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
     model, before = stated_model(task.agreed)
     request = program.asked(asked)
     check_request(program, request, model, before)
-    kind: type = program.inputs if client else Held
+    kind: type = program.inputs if client else ProviderInputs
     own: Any = read(kind, task.own, f"the {task.role}'s inputs are malformed")
     if client:
         return Job(request, model, own, None, before)
@@ -155,7 +155,7 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
     return Job(request, model, None, own, before)
 
 
-def stated_model(agreed: Manifest) -> tuple[ModelConfig, Before]:
+def stated_model(agreed: Manifest) -> tuple[ModelConfig, SystemPromptShape]:
     """Return the model's shape as the provider states it, and what its own text takes of the
     context; PeerError when they are none.
     """
@@ -165,7 +165,7 @@ def stated_model(agreed: Manifest) -> tuple[ModelConfig, Before]:
     rows = {k: fields.pop(k) for k in list(fields) if k.startswith(_BEFORE)}
     try:
         config = config_from(fields)
-        before = read(Before, _part(rows, _BEFORE), "of its own text")
+        before = read(SystemPromptShape, _part(rows, _BEFORE), "of its own text")
     except (ValueError, InputError) as exc:
         raise PeerError(f"the provider's model description is wrong: {exc}") from None
     if not 0 <= before.padded <= before.rows < config.context:
@@ -186,7 +186,9 @@ def check_text_format(agreed: Manifest, digest: str) -> None:
         )
 
 
-def check_request(program: Program, request: Any, model: ModelConfig, before: Before) -> None:
+def check_request(
+    program: Program, request: Any, model: ModelConfig, before: SystemPromptShape
+) -> None:
     """Raise InputError for what cannot run with this model, or after the provider's own text."""
     program.check(request, before.left(model))
 

@@ -25,7 +25,7 @@ from spu_llm.offline.silent.cache import HintCache, peer_folder
 from spu_llm.offline.silent.store import default_directory
 from spu_llm.service import agreeing, programs
 from spu_llm.service.hint_room import HintRoom
-from spu_llm.service.supervisor import Look, Outcome, Worker, kept_folders, run_session
+from spu_llm.service.supervisor import Look, SessionOutcome, Worker, kept_folders, run_session
 from spu_llm.systems.program import Nothing, Program
 
 CONNECT_S = 20.0
@@ -63,7 +63,7 @@ def run_as_client(
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
     look: Look = lambda: None,
     hears: Callable[[Callable[..., None]], None] = lambda tell: None,
-) -> tuple[Outcome, Manifest]:
+) -> tuple[SessionOutcome, Manifest]:
     """Run `program` with the provider at `server`; return the outcome and the agreed settings.
 
     `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pkgutil import resolve_name
 
 from spu_llm.core.errors import InputError
-from spu_llm.net.frames import Door
+from spu_llm.net.frames import StreamType
 from spu_llm.systems.program import Program
 
 SERVED = {
@@ -60,6 +60,6 @@ def find(name: str) -> Program:
     return load(place_of(name))
 
 
-def doors(program: Program) -> tuple[Door, ...]:
+def doors(program: Program) -> tuple[StreamType, ...]:
     """Return what the peer may open streams to."""
-    return (Door.MESSAGES,) if program.spu is None else (Door.LINK, Door.MESSAGES)
+    return (StreamType.MESSAGES,) if program.spu is None else (StreamType.LINK, StreamType.MESSAGES)

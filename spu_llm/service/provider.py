@@ -44,13 +44,19 @@ from spu_llm.net.tls import TlsStream
 from spu_llm.offline.peer_directories import directory_of, open_directory
 from spu_llm.offline.silent.store import default_directory, version_folder
 from spu_llm.service import agreeing, listening, programs
+from spu_llm.service.admission import AdmissionControl, Admitted
 from spu_llm.service.limits import Accounts, Limits
 from spu_llm.service.listening import Callers, Strangers
-from spu_llm.service.places import Admitted, Places
 from spu_llm.service.renewing import Renewal
-from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, kept_folders, run_session
+from spu_llm.service.supervisor import (
+    HANDSHAKE_S,
+    SessionOutcome,
+    Worker,
+    kept_folders,
+    run_session,
+)
 from spu_llm.service.task import Task
-from spu_llm.systems.program import Before, Held, Job
+from spu_llm.systems.program import Job, ProviderInputs, SystemPromptShape
 from spu_llm.systems.served import ServedSystem, refuse_studies
 
 CALL_BYTES = 8 << 20  # of a connection for calls: manifests or a document's parts, and gRPC's own
@@ -187,7 +193,7 @@ class _Sessions:
         self._weights, self._hints = weights, hints
         self._own_text, self._text = own_text, text
         places = 1 if options.once else options.sessions
-        self._places = Places(places, options.sessions_of_one)
+        self._places = AdmissionControl(places, options.sessions_of_one)
         self._accounts = Accounts(options.limits)
         self._control = ControlServer()
         self._callers = Callers(self._run_and_say)
@@ -273,7 +279,7 @@ class _Sessions:
         traffic = outcome.wire_sent + outcome.wire_received
         self._say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
 
-    def _worked(self, control: Control, admitted: Admitted) -> Outcome:
+    def _worked(self, control: Control, admitted: Admitted) -> SessionOutcome:
         task = admitted.task
         pool = task.pool_dir
         worker = Worker(
@@ -358,7 +364,7 @@ class _Sessions:
             stated = with_nonce(self._stated | seen | agreeing.pool_id("provider", seen, pool))
             agreed = agree(asked, stated)
             material = agreeing.peer_folder("provider", agreed, pool)
-            held = Held(
+            held = ProviderInputs(
                 str(options.model),
                 options.sampling_seed,
                 budgets,
@@ -421,12 +427,12 @@ def _text_format(options: ServeOptions) -> TextFormat | None:
 
 def _own_text(
     options: ServeOptions, tokenizer: Tokenizer | None, config: ModelConfig
-) -> tuple[Before, list[int]]:
+) -> tuple[SystemPromptShape, list[int]]:
     """Return the rows of the text before every prompt, as clients hear of them, and its tokens.
     InputError when nothing fits after it.
     """
     if not options.system_prompt:
-        return Before(), []
+        return SystemPromptShape(), []
     refuse_studies(options.studies, "--system-prompt")
     if tokenizer is None:
         raise InputError(f"{options.model} has no tokenizer for --system-prompt")
@@ -440,7 +446,7 @@ def _own_text(
             f"the system prompt has {len(tokens)} tokens and takes {rows} positions, but the "
             f"model's context is {config.context}; shorten it, or give a smaller --prefix-pad"
         )
-    return Before(rows, pad - 1), tokens
+    return SystemPromptShape(rows, pad - 1), tokens
 
 
 def _check(task: Task, options: ServeOptions) -> Job[Any, Any] | None:

@@ -36,7 +36,7 @@ from spu_llm.core.errors import (
 )
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net.control import Control
-from spu_llm.net.frames import Door
+from spu_llm.net.frames import StreamType
 from spu_llm.net.loopback import HOST
 from spu_llm.net.worker_side import Apart, Loopback, WorkerSide
 from spu_llm.offline.files import open_folder
@@ -261,7 +261,7 @@ def _names(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SessionOutcome:
     """A finished session: the worker's result and the relay's wire counters."""
 
     result: dict[str, Any]
@@ -276,7 +276,7 @@ def run_session(
     on_event: OnEvent,
     look: Look = lambda: None,
     begin: Callable[[], None] = lambda: None,
-) -> Outcome:
+) -> SessionOutcome:
     """Run `task` in `worker` over an agreed session; the caller closes both afterwards. begin: when
     both parties are ready, before the worker gets the task; what it raises ends the session.
 
@@ -293,7 +293,9 @@ def run_session(
             control.check()  # the peer's goodbye says more than that it has ended
             raise
         order = 1 if task.role == ROLES[CLIENT] else -1
-        link, messages = (side.ports[door][::order] for door in (Door.LINK, Door.MESSAGES))
+        link, messages = (
+            side.ports[door][::order] for door in (StreamType.LINK, StreamType.MESSAGES)
+        )
         task = replace(
             task, link=tuple(f"{HOST}:{port}" for port in link), messages=messages[PROVIDER]
         )
@@ -303,7 +305,7 @@ def run_session(
         worker.wait(5.0)
         counters = control.relay.snapshot()
         control.bye("finished", ok=True)
-        return Outcome(result, counters.wire_bytes_sent, counters.wire_bytes_received)
+        return SessionOutcome(result, counters.wire_bytes_sent, counters.wire_bytes_received)
     except BaseException as exc:
         worker.stop()
         match exc:

@@ -11,7 +11,7 @@ _Z = 1.959963984540054  # of the normal distribution: 95 % within
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackOutcome:
     """`what`: what counts as a success, and as a try. chance: the rate of whoever sees nothing.
     bound: the highest rate that is claimed for whoever sees all, where one is. luck: `by_luck`,
     where tries are not independent and it was found in another way.

@@ -36,7 +36,7 @@ class Nothing:
 
 
 @dataclass(frozen=True)
-class Before:
+class SystemPromptShape:
     """Rows that a text of the provider's own takes before every prompt, after what is public: both
     know so much. padded: how many of them, the first ones, may hold nothing.
     """
@@ -79,7 +79,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Held:
+class ProviderInputs:
     """What every provider brings to a session."""
 
     model_dir: str
@@ -102,8 +102,8 @@ class Job(Generic[Q, C]):
     request: Q
     model: ModelConfig  # as the provider states it
     of_client: C | None = None
-    of_provider: Held | None = None
-    before: Before = Before()  # as the provider states it
+    of_provider: ProviderInputs | None = None
+    before: SystemPromptShape = SystemPromptShape()  # as the provider states it
 
     @property
     def client(self) -> C:
@@ -112,13 +112,13 @@ class Job(Generic[Q, C]):
         return self.of_client
 
     @property
-    def provider(self) -> Held:
+    def provider(self) -> ProviderInputs:
         """Return the provider's own inputs; for the provider alone."""
         assert self.of_provider is not None
         return self.of_provider
 
 
-def served_whole(request: Any, held: Held, model: ModelConfig) -> None:
+def served_whole(request: Any, held: ProviderInputs, model: ModelConfig) -> None:
     """Raise InputError unless the provider serves its whole model."""
     if held.served.alone:
         raise InputError(f"the provider serves {held.served.alone}")
@@ -149,7 +149,7 @@ class Program:
     keeps_hints: bool = True
     spu: SpuConfig | None = SpuConfig()
     hears: bool = False
-    admit: Callable[[Any, Held, ModelConfig], None] = served_whole
+    admit: Callable[[Any, ProviderInputs, ModelConfig], None] = served_whole
 
     def load(self) -> Run:
         """Return the module's `run`."""

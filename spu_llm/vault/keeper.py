@@ -94,7 +94,7 @@ class _Requests:
         pinned = self._pinned
         user.hear("hello")
         told.say_record(user, "model", pinned)
-        asked: told.Asked = told.told(told.Asked, user.hear("prompts"), "the user")
+        asked: told.VaultRequest = told.told(told.VaultRequest, user.hear("prompts"), "the user")
         told.check_asked(asked, pinned.shape)
         (tokens,) = user.take((sum(asked.lengths),), dtype=np.int32)
         if not ((tokens >= 0) & (tokens < pinned.shape.vocab_size)).all():
@@ -136,7 +136,7 @@ class Session:
         user: Messages,
         engine: Messages,
         model: told.Model,
-        asked: told.Asked,
+        asked: told.VaultRequest,
         prompts: list[list[int]],
     ) -> None:
         self._user, self._engine, self._model, self._asked = user, engine, model, asked

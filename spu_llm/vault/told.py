@@ -12,8 +12,8 @@
       engine -> vault  logits [lane, vocab]           vault -> engine   tokens, int32; -1: no more
 
     user -> vault      hello                          vault -> user     model
-    user -> vault      prompts (`Asked`), all tokens  vault -> user     stage, tokens ..., end
-    as int32 [sum]
+    user -> vault      prompts (`VaultRequest`),      vault -> user     stage, tokens ..., end
+    all tokens as int32 [sum]
 
 Arrays are float32 but where it says otherwise. Whoever gives up sends `error` with the reason.
 """
@@ -62,7 +62,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Asked:
+class VaultRequest:
     """A user's wish: so many tokens after each of some prompts. public: positions, the same in
     every prompt, that the engine may compute on by itself. fakes: positions that fake prompts have
     for themselves, if they are to share what is around them (`compact`); own: which prompt is none.
@@ -154,7 +154,7 @@ def update(digest: Any, part: Any) -> None:
         digest.update(np.ascontiguousarray(leaf).data)
 
 
-def check_asked(asked: Asked, config: ModelConfig) -> None:
+def check_asked(asked: VaultRequest, config: ModelConfig) -> None:
     """Raise InputError for what a model of this shape cannot do."""
     lengths, new = asked.lengths, asked.max_new_tokens
     if not 1 <= len(lengths) <= MAX_LANES:

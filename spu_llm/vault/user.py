@@ -55,7 +55,7 @@ def generate(
         vault.say("hello")
         model: told.Model = told.told(told.Model, vault.hear("model"), VAULT)
         wanted = wish(model)
-        asked = told.Asked(
+        asked = told.VaultRequest(
             [len(p) for p in wanted.prompts],
             list(wanted.public),
             wanted.max_new_tokens,

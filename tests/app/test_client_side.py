@@ -11,7 +11,7 @@ import pytest
 
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams
-from protocols.verification.token import Outcome, Token
+from protocols.verification.token import Token, TokenOutcome
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.decoding.generate import ClientSide
@@ -69,7 +69,7 @@ class Client:
         *self._drafter.next, last = tokens
         self.side.propose(len(self._drafter.next))
         stay = len(self._drafter.next) if accept is None else accept
-        outcome = Outcome(np.int32(stay), np.int32(last))
+        outcome = TokenOutcome(np.int32(stay), np.int32(last))
         return int(self.side.resolve([outcome], self._limit).sum()) - 1
 
     def type(self, data: bytes) -> None:

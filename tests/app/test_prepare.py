@@ -27,7 +27,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.values import ROLES
 from spu_llm.offline import stock
 from spu_llm.service.client import Server
-from spu_llm.service.supervisor import Outcome
+from spu_llm.service.supervisor import SessionOutcome
 from spu_llm.systems.decoding.records import PrepareRequest
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Start
@@ -206,7 +206,7 @@ def test_whose_disk_has_no_room_is_told(
 ) -> None:
     rooms = {"client": client, "provider": provider}
     result = {"step_lacks_bytes": 5_000_000, "room_bytes": rooms}
-    outcome = Outcome(result, 0, 0), {}
+    outcome = SessionOutcome(result, 0, 0), {}
     monkeypatch.setattr(preparation, "run_as_client", lambda *given, **more: outcome)
     away = Provider("local", Server("127.0.0.1", 9, "local"), pair.private, Path("pool"), 1)
     with pytest.raises(NoRoom, match=f"a prompt of 5 tokens and one step {said}"):

@@ -39,7 +39,15 @@ from spu_llm.service.plain_session import PlainSession
 from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import PREPARATION, ClientInputs, PrepareRequest
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Before, Held, Job, Nothing, Program, read, stated
+from spu_llm.systems.program import (
+    Job,
+    Nothing,
+    Program,
+    ProviderInputs,
+    SystemPromptShape,
+    read,
+    stated,
+)
 from tests.app.conftest import Pair
 from tests.app.processes import ROOT, STUB
 from tests.tiny import PRIVATE
@@ -63,10 +71,10 @@ def test_a_program_without_text_and_spu_runs_between_two_processes(pair: Pair, s
     def on_event(event: dict[str, Any], relay: Relay) -> None:
         heard.append(event)
 
-    asked = study.Asked(3, ("a", "b"))
+    asked = study.SumRequest(3, ("a", "b"))
     with local_provider(pair.private, "local", studies=True) as server:
         outcome, agreed = run_as_client(
-            server, study.PROGRAM, asked, study.ClientInputs([2, 40]), on_event
+            server, study.PROGRAM, asked, study.SumInputs([2, 40]), on_event
         )
     result = outcome.result
     assert result["sum"] == 42 + len(str(pair.private))
@@ -80,10 +88,10 @@ def test_a_program_without_text_and_spu_runs_between_two_processes(pair: Pair, s
 def test_what_a_provider_does_not_serve_is_told(pair: Pair, study: Any) -> None:
     with pytest.raises(InputError, match="sum is a study; the provider must be started with --st"):
         with local_provider(pair.private, "local") as server:
-            run_as_client(server, study.PROGRAM, study.Asked(1, ()), study.ClientInputs([]))
+            run_as_client(server, study.PROGRAM, study.SumRequest(1, ()), study.SumInputs([]))
     with pytest.raises(InputError, match="at most 64 times, found 65"):
         with local_provider(pair.private, "local", studies=True) as server:
-            run_as_client(server, study.PROGRAM, study.Asked(65, ()), study.ClientInputs([]))
+            run_as_client(server, study.PROGRAM, study.SumRequest(65, ()), study.SumInputs([]))
 
 
 def test_only_a_study_can_do_without_a_tokenizer(pair: Pair, study: Any, tmp_path: Path) -> None:
@@ -91,7 +99,7 @@ def test_only_a_study_can_do_without_a_tokenizer(pair: Pair, study: Any, tmp_pat
     (model / "tokenizer.json").unlink()
     with local_provider(model, "local", studies=True) as server:
         outcome, _ = run_as_client(
-            server, study.PROGRAM, study.Asked(1, ()), study.ClientInputs([1])
+            server, study.PROGRAM, study.SumRequest(1, ()), study.SumInputs([1])
         )
     assert outcome.result["sum"] == 1 + len(str(model))
     with pytest.raises(InputError, match="tokenizer.json is missing"):
@@ -162,7 +170,7 @@ def test_a_job_is_what_both_parties_put_in() -> None:
     )
     assert Task.of_line(task.line().decode()) == task and task.pool_dir == "/pool"
     assert job_of(program, task) == Job(request, PRIVATE, inputs, None)
-    held = Held("model", 9)
+    held = ProviderInputs("model", 9)
     of_provider_task = task_of("provider", agreed, held, None)
     assert job_of(program, of_provider_task) == Job(request, PRIVATE, None, held)
 
@@ -214,8 +222,11 @@ def test_a_malformed_task_is_refused(
 
 
 def test_both_workers_know_what_the_providers_text_takes() -> None:
-    request, own = Request(5, 7, 2, 0.5, public_prefix=(7, 8)), Held("model", system_prompt=[1, 2])
-    before = Before(16, 15)
+    request, own = (
+        Request(5, 7, 2, 0.5, public_prefix=(7, 8)),
+        ProviderInputs("model", system_prompt=[1, 2]),
+    )
+    before = SystemPromptShape(16, 15)
     stated = of_provider(PRIVATE, TEXT, "local", 1, before)
     agreed = {**stated, **of_client(programs.find("completion"), request, TEXT, "local", 1)}
     for role, held in (("client", ClientInputs([1], "dir")), ("provider", own)):
@@ -227,9 +238,9 @@ def test_both_workers_know_what_the_providers_text_takes() -> None:
 def test_what_a_program_needs_is_there() -> None:
     agreed = {**of_client(PREPARATION, ASKED, TEXT, "local", 1), **_model()}
     with pytest.raises(InputError, match="keeps no material"):
-        job_of(PREPARATION, task_of("provider", agreed, Held("model"), None))
+        job_of(PREPARATION, task_of("provider", agreed, ProviderInputs("model"), None))
     del agreed["tokenizer"]
-    for role, own in (("client", Nothing()), ("provider", Held("model"))):
+    for role, own in (("client", Nothing()), ("provider", ProviderInputs("model"))):
         with pytest.raises(InputError, match="states no tokenizer"):
             job_of(PREPARATION, task_of(role, agreed, own, Path("/pool")))
 
@@ -242,7 +253,7 @@ def test_what_is_no_task_is_refused(line: str) -> None:
 
 def test_a_client_that_asks_for_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="asks for no program"):
-        task_of("provider", {"request.program": 3}, Held("model"), None)
+        task_of("provider", {"request.program": 3}, ProviderInputs("model"), None)
 
 
 @dataclass(frozen=True)
@@ -297,7 +308,7 @@ def test_tuples_are_comma_lists_in_a_manifest() -> None:
 
 
 def test_only_a_party_asks_for_its_own_inputs() -> None:
-    job: Job[Nothing, Nothing] = Job(Nothing(), PRIVATE, of_provider=Held("model"))
+    job: Job[Nothing, Nothing] = Job(Nothing(), PRIVATE, of_provider=ProviderInputs("model"))
     assert job.provider.model_dir == "model" and {CLIENT, PROVIDER} == {0, 1}
     with pytest.raises(AssertionError):
         job.client  # noqa: B018
@@ -327,7 +338,7 @@ def test_a_session_is_told_both_ids_and_the_peers_folder(
         agreed = {**asked, "session": "0"}
         for role in ("client", "provider"):
             agreed |= pool_id(role, seen, tmp_path / role)
-        for role, own in (("client", Nothing()), ("provider", Held("model"))):
+        for role, own in (("client", Nothing()), ("provider", ProviderInputs("model"))):
             folder = peer_folder(role, agreed, tmp_path / role)
             task = task_of(role, agreed, own, folder)
             job: Job[Any, Any] = job_of(PREPARATION, task)

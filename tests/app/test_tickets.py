@@ -23,9 +23,9 @@ from spu_llm.net.manifest import agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.service import agreeing, places
+from spu_llm.service.admission import AdmissionControl
 from spu_llm.service.client import Server, connected
 from spu_llm.service.limits import Limits
-from spu_llm.service.places import Places
 from spu_llm.service.provider import ServeOptions, _Sessions
 from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import COMPLETION
@@ -41,7 +41,7 @@ ONE, OTHER = (Certificate(f * 64, f, datetime.now(timezone.utc)) for f in "ab")
 
 
 def test_a_ticket_is_good_once() -> None:
-    held = Places(2, 2)
+    held = AdmissionControl(2, 2)
     ticket = held.admit(TASK, ONE)
     with pytest.raises(PeerError, match="not known"):
         held.enter(bytes(32), ONE)
@@ -52,7 +52,7 @@ def test_a_ticket_is_good_once() -> None:
 
 
 def test_a_ticket_is_for_one_certificate_and_gone_when_another_one_shows_it() -> None:
-    held = Places(2, 2)
+    held = AdmissionControl(2, 2)
     ticket = held.admit(TASK, ONE)
     with pytest.raises(PeerError, match="given to another certificate"):
         held.enter(ticket, OTHER)
@@ -62,7 +62,7 @@ def test_a_ticket_is_for_one_certificate_and_gone_when_another_one_shows_it() ->
 
 
 def test_a_ticket_expires_and_its_place_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Places(1, 1)
+    held = AdmissionControl(1, 1)
     late = held.admit(TASK, None)
     with pytest.raises(BusyError, match="busy with 1 sessions"):
         held.admit(TASK, None)
@@ -75,7 +75,7 @@ def test_a_ticket_expires_and_its_place_is_free(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_so_many_sessions_and_so_many_of_one_certificate() -> None:
-    held = Places(3, 2)
+    held = AdmissionControl(3, 2)
     first = held.enter(held.admit(TASK, ONE), ONE)
     held.admit(TASK, ONE)
     with pytest.raises(BusyError, match="this certificate has 2 sessions"):

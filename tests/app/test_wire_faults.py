@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spu_llm.net import identity
-from spu_llm.service.places import TICKET_S
+from spu_llm.service.admission import TICKET_S
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Start, credentials
 from tests.patience import END_S, RUN_S

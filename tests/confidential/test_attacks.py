@@ -20,8 +20,8 @@ from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.confidential.attacks import layer0, length, recompute
 from spu_llm.systems.confidential.attacks.views import Seen, Shares, WatchingEngine, asked_of
 from spu_llm.systems.decoding import viewed
-from spu_llm.systems.outcome import Outcome, wilson
-from spu_llm.systems.program import Held, Job
+from spu_llm.systems.outcome import AttackOutcome, wilson
+from spu_llm.systems.program import Job, ProviderInputs
 from tests.confidential.test_vault import Vaults
 from tests.tiny import LLAMA, PRIVATE, tiny_params
 
@@ -147,14 +147,14 @@ def test_wilson_interval() -> None:
 
 
 def test_an_outcome_says_whether_it_is_at_chance() -> None:
-    found = Outcome("layer0", "two-party", "a token", 100, 2, 0.01, bound=0.05, notes="seen")
+    found = AttackOutcome("layer0", "two-party", "a token", 100, 2, 0.01, bound=0.05, notes="seen")
     assert found.at_chance and not dataclasses.replace(found, successes=20).at_chance
     assert found.line() == (
         "layer0, two-party: a token: 2 of 100 = 2.00% (0.55% to 7.00%), chance 1.00% (as often by "
         "luck: 0.26); bound 5.00%; seen"
     )
     # One of 20 at 1 in 256: outside of the interval, and no wonder.
-    once = Outcome("recompute", "two-party", "a prompt", 20, 1, 1 / 256)
+    once = AttackOutcome("recompute", "two-party", "a prompt", 20, 1, 1 / 256)
     assert once.interval[0] > once.chance and once.at_chance
     assert once.by_luck == pytest.approx(1 - (255 / 256) ** 20)
     assert dataclasses.replace(once, successes=0).by_luck == 1
@@ -180,13 +180,13 @@ def test_attacks_that_make_no_sense_are_refused() -> None:
 def shares_of(config: ModelConfig, directory: Path, prompts: np.ndarray, steps: int) -> Any:
     """[client, provider], of each prompt its shares: both parties as threads."""
     save_model(directory, config, tiny_params(config, 1))
-    asked = viewed.Asked(tuple(map(len, prompts)), steps)
-    inputs = viewed.ClientInputs(prompts.tolist(), [[3, 4][:steps]] * len(prompts))
+    asked = viewed.ViewedRequest(tuple(map(len, prompts)), steps)
+    inputs = viewed.ViewedInputs(prompts.tolist(), [[3, 4][:steps]] * len(prompts))
     told: tuple[list[Shares], list[Shares]] = [], []
 
     def work(session: PartySession) -> None:
         own = inputs if session.rank == CLIENT else None
-        held = Held(str(directory)) if session.rank == PROVIDER else None
+        held = ProviderInputs(str(directory)) if session.rank == PROVIDER else None
 
         def send(event: str, **fields: Any) -> None:
             if event == "seen":

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spu_llm.core.prg import Prg
 from spu_llm.systems.confidential.published import (
     PROGRAM_MARGIN,
-    Found,
+    PublishedFakes,
     as_printed,
     as_programmed,
     claimed_bound,
@@ -110,7 +110,7 @@ def test_the_posterior_counterexample() -> None:
     """Oracle 7 (theorem 5.1 bounds the wrong quantity): a target of probability 0.09 and ten fakes
     of 1e-6 are eps-close for eps = 0.1; a guess is right with 0.9999, where 0.191 is claimed.
     """
-    found = Found([[i] for i in range(10)], np.full(10, 1e-6), 0.09)
+    found = PublishedFakes([[i] for i in range(10)], np.full(10, 1e-6), 0.09)
     eps = 0.1
     assert np.all(np.abs(found.probabilities - found.target) < eps)
     posterior = found.target / (found.target + found.probabilities.sum())

@@ -151,7 +151,7 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
             lacking, mark = batches(session.demand(READY, *args)[0]), len(session.meter.entries)
             heard: list[tuple[int, int]] = []
             session.on_batch = lambda made, total: heard.append((made, total))
-            session.make_ready(READY, *args)
+            session.preprocess(READY, *args)
             session.on_batch = lambda made, total: None
             return lacking, heard, [e for e in session.meter.entries[mark:] if e.kind == "pool"]
 
@@ -214,7 +214,7 @@ def test_needs_add_up(simulation: Simulation) -> None:
 
 def test_in_plaintext_nothing_is_needed() -> None:
     session = PlaintextSession()
-    session.make_ready(LAYER, np.ones((2, 4), np.float32), WEIGHTS)
+    session.preprocess(LAYER, np.ones((2, 4), np.float32), WEIGHTS)
     assert session.meter.entries == [] and session.meter.seconds == {}
 
 

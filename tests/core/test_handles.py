@@ -203,7 +203,7 @@ def test_a_dry_run_keeps_so_many_results(
 def test_what_a_call_takes_is_found_once(
     parties: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `make_ready`, or else when ops run side by side; again for the next call."""
+    """By `preprocess`, or else when ops run side by side; again for the next call."""
     asked: list[int] = []
     takes = dry_run.DryRun.takes
 
@@ -219,7 +219,7 @@ def test_what_a_call_takes_is_found_once(
 
     def program(session: PartySession, ready: bool) -> None:
         if ready:
-            session.make_ready(function, *args)
+            session.preprocess(function, *args)
         session.call(function, *args)
 
     for ready, found in ((False, 4), (True, 4), (False, 8)):

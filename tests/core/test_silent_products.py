@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.arithmetic.product import linear
-from spu_llm.compiler.demand import Demand, Taken
+from spu_llm.compiler.demand import CorrelationRequest, Demand
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PoolError
 from spu_llm.core.integers import factor_from
@@ -275,7 +275,7 @@ def test_supply() -> None:
     def work(rank: int, products: SilentProducts) -> list[int]:
         supply = Supply(pools[rank], products)  # type: ignore[arg-type]
         weights = fixed(rank, w)
-        supply.set_up(Demand.of([Taken(bound_, 1, weights)]))
+        supply.set_up(Demand.of([CorrelationRequest(bound_, 1, weights)]))
         supply.prepare(bound_, 1, weights)
         supply.prepare(TRIPLE, 5)
         material = supply.take(bound_, 3, weights)

@@ -16,7 +16,7 @@ from scipy import stats
 from models.tokenizer import Tokenizer
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.audit import (
-    Found,
+    AuditResult,
     audit,
     rate_bounds,
     text_game,
@@ -44,7 +44,7 @@ P = Parameters(2, 1.0, 1.0, TOKENS)
 CLAIMED = P.epsilon(DELTA)
 
 
-def found(begin: Callable[[np.ndarray, Prg], Next]) -> Found:
+def found(begin: Callable[[np.ndarray, Prg], Next]) -> AuditResult:
     method: Method = replace(invisible_ink(P), begin=begin)
     game = token_game(method, P, *worst_case(P), TOKENS)
     return audit(game, CLAIMED, DELTA, RUNS, Prg.from_seed(0, "audit"))

@@ -19,7 +19,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.accounting import epsilon_of, rho_for, total
 from spu_llm.systems.dp_text.baselines import adapmixed, amin, augpe
-from spu_llm.systems.dp_text.corpus import METHODS, Wanted, augpe_for, method_for
+from spu_llm.systems.dp_text.corpus import METHODS, CorpusRequest, augpe_for, method_for
 from spu_llm.systems.dp_text.lanes import folded
 from spu_llm.systems.dp_text.methods import Method
 from spu_llm.systems.dp_text.prompts import prompts_for
@@ -54,7 +54,7 @@ def test_where_amin_is_infeasible(epsilon: float) -> None:
 
 
 def test_amin_as_published_is_refused_where_it_is_infeasible_and_accounted_nowhere() -> None:
-    wanted = Wanted("amin-published", 10.0, DELTA, 31, 1, 500)
+    wanted = CorpusRequest("amin-published", 10.0, DELTA, 31, 1, 500)
     with pytest.raises(InputError, match="infeasible at epsilon 10 with a batch of 31"):
         method_for(wanted)
     found = method_for(replace(wanted, batch=127))
@@ -67,7 +67,7 @@ def test_amin_as_published_is_refused_where_it_is_infeasible_and_accounted_nowhe
 @pytest.mark.parametrize("batch", [8, 127])
 def test_amin_corrected_spends_its_budget(batch: int, adjacency: str) -> None:
     found = method_for(
-        Wanted("amin", 10.0, DELTA, batch, 1, 500, temperature=1.2, adjacency=adjacency)
+        CorpusRequest("amin", 10.0, DELTA, batch, 1, 500, temperature=1.2, adjacency=adjacency)
     )
     spent = total([found.event], adjacency).get_epsilon(DELTA)
     assert 10 * (1 - 1e-6) <= spent <= 10
@@ -160,7 +160,7 @@ def test_adapmixed_never_goes_past_its_target_and_is_accounted_nowhere() -> None
     source = np.random.default_rng(0)
     public = source.normal(size=80).astype(np.float32)
     private = public + source.normal(size=(4, 80)).astype(np.float32)
-    found = method_for(Wanted("adapmixed", 3.0, DELTA, 4, 1, 1000))
+    found = method_for(CorpusRequest("adapmixed", 3.0, DELTA, 4, 1, 1000))
     drawn = tokens_of(found, public, private, 200)
     assert drawn[0] is not None and drawn[-1] is None
     state = found.begin(np.ones(4, bool), Prg.from_seed(1, "a")).__self__  # type: ignore[attr-defined]
@@ -195,7 +195,7 @@ def test_a_null_reference_moves_no_other_one(
     save_tokenizer(tmp_path)
     prompts = prompts_for(Tokenizer.load(tmp_path), "def read(", 64, 4, 16)
     weights = folded(PRIVATE, endless(tiny_params(PRIVATE, 1)))
-    settings = augpe_for(Wanted("augpe", 1.0, DELTA, 8, 1, 4))
+    settings = augpe_for(CorpusRequest("augpe", 1.0, DELTA, 8, 1, 4))
     rows: list[np.ndarray] = []
     votes = augpe.votes
 
@@ -221,7 +221,7 @@ def test_a_null_reference_moves_no_other_one(
 @pytest.mark.parametrize("adjacency", ["replace-by-null", "zero-out", "replace-one"])
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
 def test_augpe_spends_its_budget(epsilon: float, adjacency: str) -> None:
-    found = augpe_for(Wanted("augpe", epsilon, DELTA, 8, 3, 20, adjacency=adjacency))
+    found = augpe_for(CorpusRequest("augpe", epsilon, DELTA, 8, 3, 20, adjacency=adjacency))
     spent = total([found.event], adjacency)
     assert spent.rho == pytest.approx(
         found.iterations * augpe.SENSITIVITY[adjacency] ** 2 / (2 * found.noise**2)
@@ -234,7 +234,7 @@ def test_augpe_spends_its_budget(epsilon: float, adjacency: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "augpe"])
 def test_methods_by_name(name: str) -> None:
-    wanted = Wanted(name, 10.0, DELTA, 64, 1, 50, top_k=20)
+    wanted = CorpusRequest(name, 10.0, DELTA, 64, 1, 50, top_k=20)
     found = method_for(wanted)
     assert (found.name, found.batch, found.max_new_tokens) == (name, 64, 50)
     if name in ("invisibleink", "full-vocabulary", "amin"):
@@ -250,4 +250,4 @@ def test_methods_by_name(name: str) -> None:
 
 def test_no_other_method() -> None:
     with pytest.raises(InputError, match="choose from invisibleink, full-vocabulary"):
-        method_for(Wanted("nobody", 1.0, DELTA, 8, 1, 10))
+        method_for(CorpusRequest("nobody", 1.0, DELTA, 8, 1, 10))

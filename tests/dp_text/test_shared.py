@@ -20,8 +20,8 @@ from spu_llm.systems.dp_text.lanes import Lanes, folded
 from spu_llm.systems.dp_text.methods import token_weights
 from spu_llm.systems.dp_text.parameters import Parameters
 from spu_llm.systems.dp_text.prompts import Prompts
-from spu_llm.systems.dp_text.secure_corpus import Asked, write_corpus
-from spu_llm.systems.dp_text.secure_records import SharedRequest, Spendable
+from spu_llm.systems.dp_text.secure_corpus import SecureCorpusRequest, write_corpus
+from spu_llm.systems.dp_text.secure_records import PrivacyBudget, SharedRequest
 from spu_llm.systems.dp_text.shared import OwnHalf, SharedText, declare
 from spu_llm.systems.dp_text.shared_run import check_budget, provider_prompts
 from tests.protocols.verifying import chi_square_p
@@ -139,11 +139,11 @@ def test_a_place_that_is_none_is_refused(place: int, monkeypatch: pytest.MonkeyP
         drawn.draw_token(half(OF_CLIENT), half(OF_PROVIDER), [])
 
 
-def asked(directory: Path, of_provider: int) -> Asked:
+def asked(directory: Path, of_provider: int) -> SecureCorpusRequest:
     save_tokenizer(directory)
     prompts = Prompts(Tokenizer.load(directory), "def ", 3)
     parameters = Parameters(2 + of_provider, 0.8, 0.9, 4, 5)
-    return Asked(parameters, 1e-6, 16, prompts, texts=2, of_provider=of_provider)
+    return SecureCorpusRequest(parameters, 1e-6, 16, prompts, texts=2, of_provider=of_provider)
 
 
 @pytest.mark.parametrize("of_provider, first, lost", [(0, [1, 1], 1), (1, [2], 2)])
@@ -174,7 +174,7 @@ def test_the_provider_s_references_are_read_in_one_session(
 
 def test_the_provider_gives_no_more_than_it_says() -> None:
     """Its references are cut to one length, and a request that spends more is refused."""
-    own = Spendable([[60], [], [70, 71, 72, 73, 74, 75, 76]], 1e3, 1e-6)
+    own = PrivacyBudget([[60], [], [70, 71, 72, 73, 74, 75, 76]], 1e3, 1e-6)
     (first,) = provider_prompts(own, REQUEST)
     assert first == [[40, 40, 40, 60, 41, 42]]
     assert [len(p) for p in first] == [6]
@@ -187,7 +187,7 @@ def test_the_provider_gives_no_more_than_it_says() -> None:
         provider_prompts(None, REQUEST)
     check_budget(own, REQUEST, CHOICE)
     with pytest.raises(InputError, match="who gives 0.5"):
-        check_budget(Spendable([[60]], 0.5, 1e-6), REQUEST, CHOICE)
+        check_budget(PrivacyBudget([[60]], 0.5, 1e-6), REQUEST, CHOICE)
     for wrong in ({"of_provider": 3}, {"of_provider": 0}, {"room": 3}):
         with pytest.raises(InputError):
             SharedRequest(**vars(REQUEST) | wrong).check(PRIVATE)

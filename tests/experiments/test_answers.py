@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.claims import answers
-from experiments.claims.answers import Plan, costs, measure
+from experiments.claims.answers import AnswersPlan, costs, measure
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from tests.experiments.chats import save_chats
@@ -54,7 +54,7 @@ def run(
         return {**report, "token_ids": list(report["token_ids"])}
 
     monkeypatch.setattr(answers, "run_command", command)
-    plan = Plan("model", numbers, 3, "lan")
+    plan = AnswersPlan("model", numbers, 3, "lan")
     found = measure(chat_model, file, plan, lambda name: None, lambda result: None, done)
     return found, commands
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from experiments.claims import completions, completions_report
-from experiments.claims.completions import NO_COST, Asked, Prompt
+from experiments.claims.completions import NO_COST, CompletionStudyRequest, Prompt
 from experiments.claims.completions_plan import MODES, SYSTEMS
 from experiments.claims.completions_report import amortised, choose, everything, online, ratios
 from experiments.common.measured import FIGURES, summed
@@ -30,7 +30,7 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Held, Job
+from spu_llm.systems.program import Job, ProviderInputs
 from tests.experiments import costs
 from tests.tiny import PRIVATE, VOCAB
 
@@ -53,7 +53,7 @@ def test_prompts_are_held_out_and_of_different_kinds() -> None:
         assert any(row["text"] + "\n" in text for text in lines), row["kind"]
 
 
-def runs_of(*systems: str, prompts: int = 3) -> list[tuple[Asked, Prompt]]:
+def runs_of(*systems: str, prompts: int = 3) -> list[tuple[CompletionStudyRequest, Prompt]]:
     chosen = completions.read_prompts()[:prompts]
     return completions.matrix(chosen, ["local", "lan"], systems, 32)
 
@@ -76,11 +76,13 @@ def test_partial_results_are_balanced() -> None:
 def test_a_study_goes_on_where_it_was_stopped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made: list[Asked] = []
+    made: list[CompletionStudyRequest] = []
     died = WorkerError("the worker died")
     endings: list[BaseException | None] = [None, died, KeyboardInterrupt()]
 
-    def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
+    def measure(
+        asked: CompletionStudyRequest, prompt: Prompt, model: Path, draft_model: Path
+    ) -> dict[str, Any]:
         ending = endings.pop(0) if endings else None
         if ending is not None:
             raise ending
@@ -149,7 +151,9 @@ def record(
     cost["used_material"] = {k: v / 2 for k, v in cost["material"].items()}
     cost["whole"] = summed(cost[p] for p in parts)
     return {
-        "asked": vars(Asked(network, prompt, mode, system, 32, seed, stock_tokens)),
+        "asked": vars(
+            CompletionStudyRequest(network, prompt, mode, system, 32, seed, stock_tokens)
+        ),
         "commit": "0123",
         "date": "2026-01-02T03:04:05+00:00",
         "machine": costs.MACHINE,
@@ -239,8 +243,8 @@ def test_repetition_counts_tokens_in_runs_of_four_that_stood_before() -> None:
 # ---- against plaintext
 
 
-def asked(system: str, mode: str = "greedy", tokens: int = 6) -> Asked:
-    return Asked("local", TINY.kind, mode, system, tokens, TINY.number)
+def asked(system: str, mode: str = "greedy", tokens: int = 6) -> CompletionStudyRequest:
+    return CompletionStudyRequest("local", TINY.kind, mode, system, tokens, TINY.number)
 
 
 def test_a_token_that_plaintext_does_not_give_is_found(tiny_pair: tuple[Path, Path]) -> None:
@@ -332,7 +336,7 @@ def test_the_offline_price_is_all_that_is_made(tiny_pair: tuple[Path, Path]) -> 
         ClientInputs(
             [40, 41, 42, 43], str(public), draft_seed=1, sampling_seed=1, draft_dir=str(public)
         ),
-        Held(str(private), sampling_seed=1),
+        ProviderInputs(str(private), sampling_seed=1),
     )
     with Simulation() as simulation:
         (result, units, sent), _ = simulation.run(lambda session: _watched(session, job))

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from experiments.claims import confidential, confidential_report
-from experiments.claims.confidential import ALL, LAMBDA, OBFUSCATED, Cell, Plan
+from experiments.claims.confidential import (
+    ALL,
+    LAMBDA,
+    OBFUSCATED,
+    ConfidentialCell,
+    ConfidentialPlan,
+)
 from experiments.claims.confidential_inputs import Texts
 from experiments.claims.confidential_systems import (
     SYSTEMS,
@@ -30,7 +36,7 @@ from spu_llm.core.errors import InputError, PeerError
 from tests.confidential.test_vault import is_greedy
 from tests.experiments import costs
 
-PLAN = Plan(
+PLAN = ConfidentialPlan(
     users=(1, 2),
     at=2,
     lengths=(16, 6),
@@ -71,7 +77,8 @@ def test_two_users_through_all_systems_have_one_text(
 ) -> None:
     """As they are compared, and the bytes that they hold when everybody's prompt is there."""
     cells = [
-        Cell("users", "tiny", name, 2, 16, 6, LAMBDA if name == OBFUSCATED else 0) for name in ALL
+        ConfidentialCell("users", "tiny", name, 2, 16, 6, LAMBDA if name == OBFUSCATED else 0)
+        for name in ALL
     ]
     held: dict[str, list[int]] = {}
     with started(SYSTEMS, tiny_pair[0], 2, 2 * (LAMBDA + 1)) as systems:
@@ -124,7 +131,7 @@ class _Said(System):
 
 
 def test_another_text_is_a_failure(texts: Texts) -> None:
-    cell = Cell("users", "tiny", "no protection", 1, 16, 6, 0)
+    cell = ConfidentialCell("users", "tiny", "no protection", 1, 16, 6, 0)
     ((_, right),) = texts.get(1, *PLAN.lengths)
     good = confidential.measure(cell, _Said([right]), texts, 0)
     assert good["failures"] == []
@@ -135,7 +142,7 @@ def test_another_text_is_a_failure(texts: Texts) -> None:
 
 
 def test_a_run_that_breaks_off_ends_no_other(texts: Texts) -> None:
-    cell = Cell("users", "tiny", "no protection", 1, 16, 6, 0)
+    cell = ConfidentialCell("users", "tiny", "no protection", 1, 16, 6, 0)
     ((_, right),) = texts.get(1, *PLAN.lengths)
     system, shown = _Said([right]), list[str]()
     runs = confidential.compare([cell], {cell.process: system}, texts, 3, shown.append)

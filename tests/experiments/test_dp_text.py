@@ -12,7 +12,7 @@ import pytest
 
 from experiments.claims import dp_text, dp_text_inputs, dp_text_report
 from experiments.claims import dp_text_metrics as metrics
-from experiments.claims.dp_text import Cell, Plan, cells
+from experiments.claims.dp_text import DpTextCell, DpTextPlan, cells
 from models.hf import load_model
 from models.scoring import Scorer
 from models.tokenizer import Tokenizer
@@ -164,7 +164,7 @@ def test_means_and_distances() -> None:
 
 
 def test_the_grid_has_every_method_once() -> None:
-    plan = Plan(epsilons=(3.0, 10.0), batches=(3, 7), top_k=(50, None))
+    plan = DpTextPlan(epsilons=(3.0, 10.0), batches=(3, 7), top_k=(50, None))
     found = cells(plan)
     assert len(found) == len(set(found)) == 2 + 2 * (1 + 2 + 2 + 1 + 3 + 1 + 1)
     states = {
@@ -182,7 +182,7 @@ def test_the_grid_has_every_method_once() -> None:
     }
     others = {cell.state(plan) for cell in found if cell.method != "amin-published"}
     assert others == {"run"}
-    assert Cell("public-only", None, 1, 50).state(Plan(most_calls=10)) == "TLE"
+    assert DpTextCell("public-only", None, 1, 50).state(DpTextPlan(most_calls=10)) == "TLE"
 
 
 def test_the_command_measures_a_tiny_model(
@@ -377,7 +377,7 @@ def test_references_help_where_a_cell_lies_above_the_public_model() -> None:
 
 def test_the_control_is_the_method_without_its_references() -> None:
     """The same law as with nulls alone, and no row of a reference is looked at."""
-    plan = Plan(tokens=12)
+    plan = DpTextPlan(tokens=12)
     (cell,) = [c for c in cells(plan) if c.method == dp_text.CONTROL and c.epsilon == 10.0][:1]
     method = dp_text.method_for(cell.wanted(plan))
     control = dp_text.without_references(method)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.claims import drafts
-from experiments.claims.drafts import Run, prompts_of, run, table
+from experiments.claims.drafts import DraftedText, prompts_of, run, table
 from models.chat import Template
 from models.draft import Proposer
 from models.ngrams import Ngrams
@@ -29,13 +29,13 @@ class Cycle(Proposer):
 @pytest.mark.parametrize(
     ("prompt", "drafter", "expected"),
     [
-        ([0, 1, 2, 3, 4, 0], Ngrams(6), Run(13, 3, 9, 9)),  # all of it was there before
-        ([0], Cycle(), Run(13, 3, 9, 9)),
+        ([0, 1, 2, 3, 4, 0], Ngrams(6), DraftedText(13, 3, 9, 9)),  # all of it was there before
+        ([0], Cycle(), DraftedText(13, 3, 9, 9)),
         # Nothing stays until the first round is over; then everything does.
-        ([0], Ngrams(6), Run(16, 6, 18, 9)),
+        ([0], Ngrams(6), DraftedText(16, 6, 18, 9)),
     ],
 )
-def test_steps_are_counted(prompt: list[int], drafter: Proposer, expected: Run) -> None:
+def test_steps_are_counted(prompt: list[int], drafter: Proposer, expected: DraftedText) -> None:
     assert run(Cycle(), drafter, prompt, frozenset({5}), 13, 3, GREEDY, 1) == expected
 
 

@@ -29,7 +29,7 @@ from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Before, Job
+from spu_llm.systems.program import Job, SystemPromptShape
 
 Priced = tuple[list[workload.Workload], Prices]
 TINY = Shape(1, 8, 2, vocab=24, context=16, prompt_tokens=4, new_tokens=2)
@@ -43,7 +43,7 @@ def tiny() -> list[workload.Workload]:
 def test_a_measured_run_sends_what_is_estimated(
     simulation: Simulation, tiny: list[workload.Workload]
 ) -> None:
-    job = Job(TINY, TINY.config, scale.ClientInputs(TINY.prompt()))
+    job = Job(TINY, TINY.config, scale.ScaleInputs(TINY.prompt()))
     result = simulation.run(lambda s: scale.run(s, job, lambda event, **fields: None))[CLIENT]
     for work, cost in zip(tiny, [result["prefill"], result["tokens"][0]], strict=True):
         for name in ("messages", "client_to_provider", "provider_to_client"):
@@ -72,7 +72,9 @@ def test_blocks_are_alike() -> None:
     networks = [NETWORKS["lan"]]
 
     def of(layers: int) -> list[workload.Workload]:
-        return workload._whole(GPT2Config(20, 16, 8, layers, 2), request, networks, [0], Before())
+        return workload._whole(
+            GPT2Config(20, 16, 8, layers, 2), request, networks, [0], SystemPromptShape()
+        )
 
     for one, two, three in zip(of(1), of(2), of(3), strict=True):
         found = workload.of_layers(one, two, 3)
@@ -95,7 +97,7 @@ def test_kinds_of_blocks_add_up() -> None:
         norm_high=(2.0**3,) * 9,
         largest_activation=(23.0, 240.0, 240.0, 23.0),
     )
-    whole = workload._whole(config, request, networks, [0], Before())
+    whole = workload._whole(config, request, networks, [0], SystemPromptShape())
     for found, wanted in zip(workload.of_steps(config, request, networks, [0]), whole, strict=True):
         seconds = found.counts.pop("seconds lan"), wanted.counts.pop("seconds lan")
         assert found.counts == wanted.counts

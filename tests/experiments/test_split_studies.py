@@ -19,7 +19,7 @@ from spu_llm.systems.split.attacks import suite
 from spu_llm.systems.split.baselines.noise import NOISES
 from spu_llm.systems.split.ends import client_ends, table_of
 
-PLAN = noir.Plan(("grr", "t2t"), (0.5, 6.0), rounds=7, attacks=("a8",), texts=4)
+PLAN = noir.NoirPlan(("grr", "t2t"), (0.5, 6.0), rounds=7, attacks=("a8",), texts=4)
 
 
 def outcome(rate: float, at_chance: bool) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_the_tables_have_what_was_measured() -> None:
 
 
 def test_a_mechanism_may_have_all_attacks_and_others_some() -> None:
-    plan = noir.Plan(("grr", "arr"), attacks=("a1", "a9"), fully=("arr",))
+    plan = noir.NoirPlan(("grr", "arr"), attacks=("a1", "a9"), fully=("arr",))
     assert plan.attacks_on("grr") == plan.attacks_on("none") == ("a1", "a9")
     assert plan.attacks_on("arr") == tuple(suite.ATTACKS)
     some = result()

@@ -164,13 +164,13 @@ def plain_outcome(step: Step) -> Any:
             wide = jax.tree.map(lambda x: x.astype(np.int64), (step.client, step.provider))
             outcome, _ = function(words.astype(np.int64), *wide)
     seen = jax.tree.map(np.asarray, outcome)
-    if isinstance(seen, post.Outcome):  # a row is fixed-point numbers
+    if isinstance(seen, post.PostOutcome):  # a row is fixed-point numbers
         seen = seen._replace(row=seen.row / 2.0**18)
     return seen
 
 
 def broken(outcome: Any) -> list[Any]:
-    if isinstance(outcome, post.Outcome):
+    if isinstance(outcome, post.PostOutcome):
         row = outcome.row.copy()
         row[0] += 5 / 2.0**18
         return [outcome._replace(row=row), outcome._replace(rejected=~outcome.rejected)]

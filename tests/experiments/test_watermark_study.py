@@ -17,7 +17,15 @@ from experiments.claims import watermark_edits as edits
 from experiments.claims import watermark_forgery as forgery
 from experiments.claims import watermark_metrics as metrics
 from experiments.claims import watermark_scores as scores
-from experiments.claims.watermark_plan import CHUNKED, MARK, RACE, RANDOM, Cell, Plan, cells
+from experiments.claims.watermark_plan import (
+    CHUNKED,
+    MARK,
+    RACE,
+    RANDOM,
+    WatermarkCell,
+    WatermarkPlan,
+    cells,
+)
 from experiments.claims.watermark_texts import Author, Lanes, Method, draws, law_of, write
 from experiments.common import commands
 from models.hf import load_folded
@@ -319,7 +327,7 @@ def test_guesses_are_better_than_chance_of_seen_n_grams_alone() -> None:
 
 
 def test_cells_go_on_where_they_ended(tmp_path: Path) -> None:
-    plan = Plan(texts=4)
+    plan = WatermarkPlan(texts=4)
     found = cells(plan)
     assert len({cell.name for cell in found}) == len(found)
     rows = [{"temperature": cell.temperature, **asdict(cell.method)} for cell in found]
@@ -369,7 +377,9 @@ def test_the_command_measures_a_tiny_model(
         replace(CHUNKED, k=5),
         Method("forgery", 16),
     )
-    monkeypatch.setattr(watermark, "cells", lambda plan: [Cell(1.0, kind) for kind in kinds])
+    monkeypatch.setattr(
+        watermark, "cells", lambda plan: [WatermarkCell(1.0, kind) for kind in kinds]
+    )
     for module in (metrics, watermark_study):
         monkeypatch.setattr(module, "ROUNDS", 2)
     monkeypatch.setattr(watermark_study, "SCORED", ())
@@ -465,7 +475,7 @@ def drafts(steps: str) -> dict[str, Any]:
 def result(*rows: dict[str, Any]) -> dict[str, Any]:
     calibration = {"sum": {"count": 9, "at_1": interval(0.01), "at_5": interval(0.05)}}
     unmarked = made_up(RANDOM, calibration=calibration)
-    return {"plan": asdict(Plan(texts=2)), "rows": [unmarked, *rows]}
+    return {"plan": asdict(WatermarkPlan(texts=2)), "rows": [unmarked, *rows]}
 
 
 def test_tables_show_the_figures() -> None:

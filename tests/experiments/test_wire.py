@@ -7,7 +7,7 @@ import pytest
 from experiments.common.wire import Message, Push, Recorder, RequestParser, SizeParser, Transcript
 from spu_llm.core.errors import WireError
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.net.frames import PREAMBLE, Door, Frame, Kind, encode
+from spu_llm.net.frames import PREAMBLE, Frame, Kind, StreamType, encode
 
 # The provider's first request, its fifth, and the response to one of the client's.
 SERVICE = b"\n0\n(org.interconnection.link.ReceiverService\x12\x04Push"
@@ -101,7 +101,7 @@ def test_sizes_come_out_of_any_chunks(chunk: int) -> None:
 
 
 def test_the_recorder_lists_both_directions_and_changes_nothing() -> None:
-    link, own = (bytes([door]) for door in (Door.LINK, Door.MESSAGES))
+    link, own = (bytes([door]) for door in (StreamType.LINK, StreamType.MESSAGES))
     ours = PREAMBLE + encode(Frame(Kind.OPEN, 1, link)) + encode(Frame(Kind.OPEN, 3, own))
     ours += encode(Frame(Kind.DATA, 1, GATHER + ACK))
     ours += encode(Frame(Kind.DATA, 3, bytes(8) + b"\2" + bytes(9)))

@@ -329,7 +329,9 @@ def vault(data: bytes) -> bool:
     """What a vault hears of its user, and an engine of a vault: a wish, then all tokens."""
     with contextlib.suppress(InputError, PeerError):
         messages = Messages(_Arrived(data), "the user")  # type: ignore[arg-type]
-        asked: told.Asked = told.told(told.Asked, messages.hear("prompts"), "the user")
+        asked: told.VaultRequest = told.told(
+            told.VaultRequest, messages.hear("prompts"), "the user"
+        )
         told.check_asked(asked, PRIVATE)
         (tokens,) = messages.take((sum(asked.lengths),), dtype=np.int32)
         assert len(tokens) <= PRIVATE.context * told.MAX_LANES

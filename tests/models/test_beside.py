@@ -21,9 +21,9 @@ from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder
 from spu_llm.systems.decoding.generate import Completion, generate
-from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.decoding.session_shape import SessionShape
 from tests.models.test_generate import PARAMS, client_side, provider_stream, request_for
 from tests.tiny import PRIVATE, save_tokenizer
 
@@ -37,7 +37,7 @@ class _Foresees(DrySession):
         super().__init__(session._dry_run)
         self.expected: list[Demand] = []
 
-    def make_beside(self, course: Any) -> None:
+    def prefetch(self, course: Any) -> None:
         dry = DrySession(self._dry_run)
         course(dry)
         now, *later = dry.taken()
@@ -50,7 +50,9 @@ def test_the_next_step_is_foreseen(simulation: Simulation, hidden: bool) -> None
     a forward is what the next one takes, whichever drafts stay then.
     """
     judge = verifier("token", Sampling(0.8), hide_progress=hidden)
-    layout = Layout(PRIVATE, prompts=(4,), sizes=(8, 12), live_rows=9, hidden=hidden, packs=hidden)
+    layout = SessionShape(
+        PRIVATE, prompts=(4,), sizes=(8, 12), live_rows=9, hidden=hidden, packs=hidden
+    )
     shape = jax.ShapeDtypeStruct
 
     def program(session: PartySession) -> Any:

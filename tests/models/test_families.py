@@ -21,8 +21,8 @@ from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
-from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.decoding.session_shape import SessionShape
 from tests.models.references import LAST, MODELS, params_of, recorded, tokens_of
 from tests.models.test_hf import assert_same
 from tests.models.test_llama import OPENED
@@ -132,7 +132,7 @@ def test_two_party_logits_with_biases(own_simulation: Simulation) -> None:
 
     def program(session: PartySession) -> Any:
         weights = share_weights(session, QWEN2, None if session.rank == CLIENT else params)
-        decoder = Decoder(session, Layout(QWEN2, (5,), (5, 5), 5, False), OPENED, weights)
+        decoder = Decoder(session, SessionShape(QWEN2, (5,), (5, 5), 5, False), OPENED, weights)
         given = session.private(CLIENT, lambda: prompt[None], (1, 5), np.int32)
         return session.get(decoder.prefill(given, JudgeInputs(None, None)).outcome)
 

@@ -35,11 +35,11 @@ from spu_llm.systems.decoding import request
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, generate
-from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import build, share_text, share_weights
-from spu_llm.systems.program import Before
+from spu_llm.systems.decoding.session_shape import SessionShape
+from spu_llm.systems.program import SystemPromptShape
 from tests.models.watching import Watched
 from tests.tiny import PRIVATE, PUBLIC, save_tokenizer, tiny_params
 
@@ -84,7 +84,7 @@ def run_two_parties(
     simulation: Simulation,
     tokenizer: Tokenizer,
     request: Request,
-    before: Before = Before(),
+    before: SystemPromptShape = SystemPromptShape(),
     system: Sequence[int] = (),
     config: GPT2Config = PRIVATE,
     held: Params = PARAMS,
@@ -231,7 +231,7 @@ def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation, padded
     prefix, prompt = [10, 11, 12, 13, 14], [40, 41, 42]
     first, second = [43, 50, 51], [44, 60, 61]  # of the first step only token 43 is kept
     rows = len(prefix) + padded // 2
-    layout = Layout(PRIVATE, (len(prompt),), (24,), prefix=rows, padded=padded)
+    layout = SessionShape(PRIVATE, (len(prompt),), (24,), prefix=rows, padded=padded)
 
     def program(session: PartySession) -> Any:
         params = None if session.rank == CLIENT else PARAMS
@@ -344,10 +344,10 @@ SYSTEM, PREFIX = [50, 51, 52, 53, 54], (30, 31, 32)
 @pytest.mark.parametrize(
     ("system", "before", "prefix"),
     [
-        ([], Before(), PREFIX),
-        (SYSTEM, Before(5, 0), ()),
-        (SYSTEM, Before(8, 7), PREFIX),
-        (SYSTEM[:1], Before(8, 7), ()),
+        ([], SystemPromptShape(), PREFIX),
+        (SYSTEM, SystemPromptShape(5, 0), ()),
+        (SYSTEM, SystemPromptShape(8, 7), PREFIX),
+        (SYSTEM[:1], SystemPromptShape(8, 7), ()),
     ],
     ids=["public", "the provider's", "padded, and public", "nearly empty"],
 )
@@ -355,7 +355,7 @@ def test_text_before_the_prompt_is_part_of_the_text(
     tokenizer: Tokenizer,
     small_blocks: None,
     system: list[int],
-    before: Before,
+    before: SystemPromptShape,
     prefix: tuple[int, ...],
     show: bool,
 ) -> None:
@@ -388,7 +388,7 @@ def test_two_parties_go_on_after_the_providers_text(
     dry run takes what the steps do, those in which the prefix's rows move to other masks included.
     """
     request = replace(request_for(12, 3, 0.0), public_prefix=PREFIX)
-    before = Before(8, 7)
+    before = SystemPromptShape(8, 7)
     client, provider = run_two_parties(simulation, tokenizer, request, before, SYSTEM)
     text = [*PREFIX, *SYSTEM, *PROMPT]
     assert len(client[0].tokens) == 12
@@ -417,7 +417,7 @@ def test_a_first_row_that_fits_no_range_is_public(
 
 
 def test_text_before_the_prompt_takes_its_place_in_the_context() -> None:
-    left = Before(PRIVATE.context - 6)
+    left = SystemPromptShape(PRIVATE.context - 6)
     assert Completion.of(PRIVATE, request_for(9, 0, 0.0), left).limit == 2
     with pytest.raises(InputError, match="context is 6"):
         Completion.of(PRIVATE, Request(6, 1, 0, 0.0), left)
@@ -435,9 +435,17 @@ def test_rows_that_must_be_public_are() -> None:
     line.
     """
     config, request = replace(PRIVATE, public_rows=3), request_for(4, 0, 0.0)
-    for prefix, before in (((30, 31, 32), Before()), ((30,), Before(5, 3)), ((), Before(3))):
+    for prefix, before in (
+        ((30, 31, 32), SystemPromptShape()),
+        ((30,), SystemPromptShape(5, 3)),
+        ((), SystemPromptShape(3)),
+    ):
         Completion.of(config, replace(request, public_prefix=prefix), before)
-    for prefix, before in (((30, 31), Before()), ((30,), Before(5, 4)), ((), Before(3, 2))):
+    for prefix, before in (
+        ((30, 31), SystemPromptShape()),
+        ((30,), SystemPromptShape(5, 4)),
+        ((), SystemPromptShape(3, 2)),
+    ):
         with pytest.raises(InputError, match="hold from token .* give --public-prefix") as caught:
             Completion.of(config, replace(request, public_prefix=prefix), before)
         assert "\n" not in str(caught.value)

@@ -22,8 +22,8 @@ from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.session import PlaintextSession, Session
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
-from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.decoding.session_shape import SessionShape
 from spu_llm.systems.decoding.text_rows import TextRows
 from tests.tiny import LLAMA, PRIVATE, tiny_params
 
@@ -73,7 +73,7 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
     # Hidden rows stay until the block is packed: before the last step, with the longest prompt.
     live = max(len(PROMPTS[i]) + (STEPS - 1) * int(RETAINED[i].sum()) for i in lanes)
     most = (live if hidden else longest + (STEPS - 1) * COUNT) + COUNT
-    layout = Layout(
+    layout = SessionShape(
         PRIVATE, tuple(map(len, prompts)), (longest + COUNT, most), live, hidden, packs=hidden
     )
     decoder = Decoder(session, layout, JUDGE, weights)
@@ -179,7 +179,7 @@ def test_what_more_lanes_add_is_rounds_that_are_worth_it() -> None:
 def messages_of_a_step(lanes: int) -> tuple[int, int]:
     """Of the forward and of the judge."""
     party = dry_parties()[CLIENT]
-    layout = Layout(PRIVATE, (4,) * lanes, (4, 4 + COUNT))
+    layout = SessionShape(PRIVATE, (4,) * lanes, (4, 4 + COUNT))
     decoder = Decoder(party, layout, JUDGE, weight_shapes(PRIVATE))
     shape = jax.ShapeDtypeStruct
     decoder.prefill(shape((lanes, 4), np.int32), decoder.judge_shapes(1))

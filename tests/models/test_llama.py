@@ -36,11 +36,11 @@ from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, generate
-from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
-from spu_llm.systems.program import Before
+from spu_llm.systems.decoding.session_shape import SessionShape
+from spu_llm.systems.program import SystemPromptShape
 from tests.models.test_hf import assert_same, change_config, change_tensors, fault
 from tests.models.watching import Watched
 from tests.tiny import LLAMA, save_tokenizer, tiny_params
@@ -380,7 +380,7 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
     longest = max(map(len, prompts))
     live = longest + 2
     sizes = (longest, live + COUNT if hidden else longest + 2 * COUNT)
-    layout = Layout(LLAMA, tuple(map(len, prompts)), sizes, live, hidden, packs=hidden)
+    layout = SessionShape(LLAMA, tuple(map(len, prompts)), sizes, live, hidden, packs=hidden)
     decoder = Decoder(session, layout, OPENED, weights)
     inputs = JudgeInputs(None, None)
 
@@ -445,7 +445,7 @@ def test_two_party_logits(own_simulation: Simulation, hidden: bool) -> None:
 def test_a_forward_has_no_segment(hidden: bool) -> None:
     """All that is not one party's own work is an op, or linear work on shares."""
     party = dry_parties()[CLIENT]
-    layout = Layout(LLAMA, (4,), (4, 4 + COUNT), 4, hidden)
+    layout = SessionShape(LLAMA, (4,), (4, 4 + COUNT), 4, hidden)
     decoder = Decoder(party, layout, OPENED, weight_shapes(LLAMA))
     shape = jax.ShapeDtypeStruct
     decoder.prefill(shape((1, 4), np.int32), decoder.judge_shapes(1))
@@ -533,7 +533,7 @@ def test_text_before_the_prompt_is_part_of_the_text(tokenizer: Tokenizer, show: 
     """
     system, prefix = [50, 51, 52, 53, 54], (30, 31)
     request = Request(len(PROMPT), 10, 3, 0.0, show_progress=show, public_prefix=prefix)
-    completion = Completion.of(LLAMA, request, Before(8, 7))
+    completion = Completion.of(LLAMA, request, SystemPromptShape(8, 7))
     session, client = PlaintextSession(), client_side(tokenizer, completion)
     client.prefix = list(prefix)
     weights = share_weights(session, LLAMA, PARAMS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spu_llm.compiler.demand import Demand, Taken
+from spu_llm.compiler.demand import CorrelationRequest, Demand
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.offline.pool import Pool
@@ -13,8 +13,8 @@ from tests.core.dealing import GATE, TRIPLE, refuses
 
 POOL = Pool(CLIENT, Prg.from_os(), refuses)
 TRIPLES, GATES = (POOL.growth_bytes(kind, 1) for kind in (TRIPLE, GATE))  # bytes of a batch
-PREFILL = Demand.of([Taken(TRIPLE, 20)])
-STEP = Demand.of([Taken(TRIPLE, 10), Taken(GATE, 5)])
+PREFILL = Demand.of([CorrelationRequest(TRIPLE, 20)])
+STEP = Demand.of([CorrelationRequest(TRIPLE, 10), CorrelationRequest(GATE, 5)])
 # Batches that it takes, of 16 triples and of 11 gates: 2 and 0, 2 and 1, 3 and 1, 4 and 2.
 COURSE = [PREFILL, STEP, STEP, STEP]
 

@@ -17,7 +17,7 @@ import pytest
 from spu_llm.core.errors import PeerError
 from spu_llm.net import tls
 from spu_llm.net.control import Control
-from spu_llm.net.frames import Door
+from spu_llm.net.frames import StreamType
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.net.stream import TcpStream, accept, connect, listen
@@ -55,11 +55,11 @@ def as_server(tcp: TcpStream, context: ssl.SSLContext, timeout_s: float = 5.0) -
         raise
 
 
-def opened(relay: Relay, worker_port: int, door: Door = Door.MESSAGES) -> int:
+def opened(relay: Relay, worker_port: int, door: StreamType = StreamType.MESSAGES) -> int:
     """Open a relay's side of a worker that listens there; the port where it finds its peer's
     door.
     """
-    side = Loopback(dict.fromkeys(Door, worker_port))
+    side = Loopback(dict.fromkeys(StreamType, worker_port))
     relay.open_worker_side(side)
     return side.ports[door][1]
 

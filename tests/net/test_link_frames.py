@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spu_llm.core.errors import WireError
-from spu_llm.net.frames import PREAMBLE, Door, Frame, Kind, encode
+from spu_llm.net.frames import PREAMBLE, Frame, Kind, StreamType, encode
 from spu_llm.net.link_frames import MAX_BODY, LinkFrames
 from spu_llm.net.worker_side import Loopback
 from spu_llm.service.programs import doors
@@ -72,7 +72,7 @@ def test_a_worker_never_gets_them(bench: Bench) -> None:
     worker = bench.worker(lambda sock: got.append(read_all(sock)))
     opened(control.relay, worker.port)
     good = message(b"h", b"abc")
-    opening = Frame(Kind.OPEN, 1, bytes([Door.LINK]))
+    opening = Frame(Kind.OPEN, 1, bytes([StreamType.LINK]))
     wire = [opening, Frame(Kind.DATA, 1, good), Frame(Kind.DATA, 1, b"POST / HTTP")]
     raw.sendall(PREAMBLE + b"".join(map(encode, wire)))
     assert control.ended.wait(SOON_S)
@@ -87,9 +87,9 @@ def test_messages_of_our_own_are_not_looked_at(bench: Bench) -> None:
     raw, control = bench.raw_peer()
     at_link: list[bytes] = []
     link = bench.worker(lambda sock: at_link.append(read_all(sock)))
-    side = Loopback({Door.LINK: link.port, Door.MESSAGES: bench.worker(echo).port})
+    side = Loopback({StreamType.LINK: link.port, StreamType.MESSAGES: bench.worker(echo).port})
     control.relay.open_worker_side(side)
-    to = Frame(Kind.OPEN, 1, bytes([Door.MESSAGES]))
+    to = Frame(Kind.OPEN, 1, bytes([StreamType.MESSAGES]))
     raw.sendall(PREAMBLE + encode(to) + encode(Frame(Kind.DATA, 1, b"anything")))
     assert read_all(raw, len(PREAMBLE) + 9 + 8).endswith(b"anything")
     assert at_link == []
@@ -99,16 +99,16 @@ def test_a_program_without_spu_has_no_door_to_it(bench: Bench) -> None:
     raw, control = bench.raw_peer()
     control.relay.allow_streams(doors(replace(COMPLETION, spu=None)))
     opened(control.relay, bench.worker(echo).port)
-    raw.sendall(PREAMBLE + encode(Frame(Kind.OPEN, 1, bytes([Door.LINK]))))
+    raw.sendall(PREAMBLE + encode(Frame(Kind.OPEN, 1, bytes([StreamType.LINK]))))
     assert control.ended.wait(SOON_S)
     with pytest.raises(WireError, match="a stream for LINK, which this program lacks"):
         control.check()
 
 
-@pytest.mark.parametrize("door", Door)
-def test_what_calls_at_a_door_is_led_to_the_same_one(bench: Bench, door: Door) -> None:
+@pytest.mark.parametrize("door", StreamType)
+def test_what_calls_at_a_door_is_led_to_the_same_one(bench: Bench, door: StreamType) -> None:
     client, provider = bench.controls()
-    workers = {d: bench.worker(_saying(message(b"h", d.name.encode()))) for d in Door}
+    workers = {d: bench.worker(_saying(message(b"h", d.name.encode()))) for d in StreamType}
     side = Loopback({d: worker.port for d, worker in workers.items()})
     provider.relay.open_worker_side(side)
     sock = bench.dial(opened(client.relay, 1, door))

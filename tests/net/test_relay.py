@@ -13,7 +13,7 @@ import pytest
 from spu_llm.core.errors import PeerError, WireError
 from spu_llm.net import relay as relay_module
 from spu_llm.net.control import SILENCE_S, Control
-from spu_llm.net.frames import PREAMBLE, Door, Frame, Kind, encode
+from spu_llm.net.frames import PREAMBLE, Frame, Kind, StreamType, encode
 from spu_llm.net.relay import MAX_STREAMS
 from tests.patience import SOON_S, eventually
 
@@ -26,7 +26,7 @@ def linked(bench: Bench, pair: tuple[Control, Control]) -> tuple[int, int]:
     return client, provider
 
 
-def opening(stream: int, door: Door = Door.MESSAGES) -> Frame:
+def opening(stream: int, door: StreamType = StreamType.MESSAGES) -> Frame:
     return Frame(Kind.OPEN, stream, bytes([door]))
 
 

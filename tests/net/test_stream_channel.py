@@ -19,7 +19,7 @@ from spu_llm.core.errors import PeerError, WireError, WorkerError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net import identity as identities
 from spu_llm.net import loopback, stream_channel, tls
-from spu_llm.net.frames import Door
+from spu_llm.net.frames import StreamType
 from spu_llm.net.identity import CERTIFICATE
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
@@ -283,7 +283,7 @@ def _relays(bench: Bench, streams: tuple[ByteStream, ByteStream]) -> tuple[int, 
         bench.cleanup.callback(relay.close)
         side = Loopback()
         relay.open_worker_side(side)
-        ports.append(side.ports[Door.MESSAGES])
+        ports.append(side.ports[StreamType.MESSAGES])
     return ports[0][1], ports[1][0]
 
 

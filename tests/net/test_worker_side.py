@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spu_llm.net import worker_side
-from spu_llm.net.frames import Door
+from spu_llm.net.frames import StreamType
 from spu_llm.net.worker_side import Apart, Loopback
 from tests.patience import SOON_S
 
@@ -86,7 +86,7 @@ def test_a_worker_apart_is_reached_and_reaches_its_peer_alone(worker: Worker) ->
     assert int(user) == os.getuid() and devices == ["lo"]
     side = Apart(worker.channel)
     with pytest.raises(ConnectionRefusedError):
-        side.connect(Door.MESSAGES)
+        side.connect(StreamType.MESSAGES)
     worker.say("listen")
     sock = _connected(side)
     sock.sendall(b"hello")
@@ -129,7 +129,7 @@ def test_a_worker_cannot_use_up_descriptors(kind: bytes) -> None:
         theirs.settimeout(5.0)
         with pytest.raises(OSError, match="Broken pipe|reset"):
             for _ in range(500):
-                socket.send_fds(theirs, [kind + bytes([Door.MESSAGES])], [sock.fileno()])
+                socket.send_fds(theirs, [kind + bytes([StreamType.MESSAGES])], [sock.fileno()])
         assert len(os.listdir("/proc/self/fd")) <= before + 2 * worker_side._BACKLOG
 
 
@@ -141,7 +141,7 @@ def test_a_worker_that_dies_ends_the_waiting(worker: Worker) -> None:
     with pytest.raises(OSError, match="the worker has gone"):
         _accepted(side)
     with pytest.raises(OSError):
-        side.connect(Door.MESSAGES)
+        side.connect(StreamType.MESSAGES)
 
 
 def test_many_connections_at_once(worker: Worker) -> None:
@@ -153,7 +153,7 @@ def test_many_connections_at_once(worker: Worker) -> None:
     heard: list[bytes] = []
 
     def ask(i: int) -> None:
-        with side.connect(Door.MESSAGES) as sock:
+        with side.connect(StreamType.MESSAGES) as sock:
             sock.sendall(b"%d" % i)
             heard.append(sock.recv(100))
 
@@ -169,7 +169,7 @@ def test_many_connections_at_once(worker: Worker) -> None:
 def _connected(side: Apart) -> socket.socket:
     for _ in range(100):
         try:
-            return side.connect(Door.MESSAGES)
+            return side.connect(StreamType.MESSAGES)
         except ConnectionRefusedError:
             threading.Event().wait(0.02)
     raise AssertionError("never")
@@ -177,25 +177,25 @@ def _connected(side: Apart) -> socket.socket:
 
 def _accepted(side: Apart | Loopback) -> socket.socket:
     for _ in range(20):
-        if (sock := side.accept(Door.MESSAGES)) is not None:
+        if (sock := side.accept(StreamType.MESSAGES)) is not None:
             return sock
     raise AssertionError("never")
 
 
 def test_on_loopback_another_user_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    side = Loopback(dict.fromkeys(Door, 1))
-    with socket.create_connection(("127.0.0.1", side.ports[Door.MESSAGES][1])) as sock:
+    side = Loopback(dict.fromkeys(StreamType, 1))
+    with socket.create_connection(("127.0.0.1", side.ports[StreamType.MESSAGES][1])) as sock:
         accepted = _accepted(side)
         sock.sendall(b"mine")
         assert accepted.recv(10) == b"mine"
         accepted.close()
     monkeypatch.setattr(worker_side.os, "getuid", lambda: os.geteuid() + 1)
-    with socket.create_connection(("127.0.0.1", side.ports[Door.MESSAGES][1])) as sock:
-        assert side.accept(Door.MESSAGES) is None
+    with socket.create_connection(("127.0.0.1", side.ports[StreamType.MESSAGES][1])) as sock:
+        assert side.accept(StreamType.MESSAGES) is None
         assert sock.recv(10) == b""
     side.close()
     with pytest.raises(OSError):
-        side.accept(Door.MESSAGES)
+        side.accept(StreamType.MESSAGES)
 
 
 def test_the_owner_of_a_connection_is_read_from_the_kernel() -> None:

@@ -118,7 +118,7 @@ def test_the_rule_on_shares_is_the_plaintext_rule() -> None:
         rows, noise = RNG.normal(0, 1, (3, 3)).astype(np.float32), rule.provider_input(2, 3, stream)
         brought = rule.client_input(drafts, np.zeros((2, 3)), 1, STREAMS)
         outcome, _ = rule.verify(rows[None], ClientInput(brought.drafts[None], None), noise[None])
-        lane = race.Outcome(outcome.accepted[0], outcome.token[0])
+        lane = race.RaceOutcome(outcome.accepted[0], outcome.token[0])
         assert rule.resolve(lane, drafts, np.zeros((2, 3)), float) == expected(
             rows + noise, np.array(drafts)
         )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from protocols.verification import post
 from protocols.verification.distribution import Sampling, Streams, draw, quantised, residual
-from protocols.verification.post import ClientInput, Outcome, Post
+from protocols.verification.post import ClientInput, Post, PostOutcome
 from protocols.verification.sampling import Widths
 from protocols.verification.variants import side_by_side
 from spu_llm.compiler.secure_function import SecureFunction
@@ -112,14 +112,14 @@ def step_outcomes(p: Any, q: Any, prefix: tuple[int, ...], sampling: Sampling) -
                     continue
                 bits = np.array([i == k and rejected for i in range(2)])
                 out = np.array([i <= k and outside[i] for i in range(2)])
-                outcome = Outcome(bits, out, p(before[k]))
+                outcome = PostOutcome(bits, out, p(before[k]))
                 distributions = np.stack([q(b) for b in before[:2]])
                 for token, weight in drawn_by_resolve(outcome, drafted, distributions, sampling, k):
                     yield (*drafted[:k], token), mass * weight
 
 
 def drawn_by_resolve(
-    outcome: Outcome, drafted: tuple[int, ...], q: np.ndarray, sampling: Sampling, k: int
+    outcome: PostOutcome, drafted: tuple[int, ...], q: np.ndarray, sampling: Sampling, k: int
 ) -> Any:
     """(token, probability) of `resolve`: its uniforms are enumerated between edges."""
     p = np.asarray(outcome.row)
@@ -144,7 +144,7 @@ def middle(p: np.ndarray, x: int) -> float:
 
 
 def resolved(
-    outcome: Outcome,
+    outcome: PostOutcome,
     drafted: tuple[int, ...],
     q: np.ndarray,
     sampling: Sampling,
@@ -191,9 +191,9 @@ PLAIN = SecureFunction(
 SESSION = PlaintextSession()
 
 
-def plaintext(rows: np.ndarray, of_client: ClientInput) -> Outcome:
+def plaintext(rows: np.ndarray, of_client: ClientInput) -> PostOutcome:
     outcome = SESSION.call(PLAIN, rows.astype(np.float32), of_client)
-    return Outcome(*(v.value if v is not None else None for v in outcome))
+    return PostOutcome(*(v.value if v is not None else None for v in outcome))
 
 
 @given(st.lists(st.booleans(), max_size=16))

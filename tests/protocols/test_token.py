@@ -14,7 +14,7 @@ from protocols.functions.exponential import hidden_weights
 from protocols.verification import token
 from protocols.verification.distribution import Sampling, Streams, quantised
 from protocols.verification.sampling import Widths, locate, reject, residual
-from protocols.verification.token import Outcome, Token
+from protocols.verification.token import Token, TokenOutcome
 from protocols.verification.variants import side_by_side
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import WireError
@@ -265,10 +265,10 @@ def test_draws_with_the_randomness_of_both_follow_the_private_model() -> None:
 def test_residual_that_rounds_to_zero_is_the_draft() -> None:
     """Without any weight no block is found; `resolve` then takes the draft."""
     assert place([0, 0], 7, 4) == 2
-    outcome = Outcome(np.int32(1), np.int32(-1))
+    outcome = TokenOutcome(np.int32(1), np.int32(-1))
     assert Token(Sampling()).resolve(outcome, [5, 8], np.zeros((2, 9)), float) == (1, 8)
     with pytest.raises(WireError, match="no weight"):
-        outcome = Outcome(np.int32(2), np.int32(-1))
+        outcome = TokenOutcome(np.int32(2), np.int32(-1))
         Token(Sampling()).resolve(outcome, [5, 8], np.zeros((2, 9)), float)
 
 

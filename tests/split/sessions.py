@@ -14,7 +14,7 @@ from spu_llm.core.channel import Channel, MemoryChannel
 from spu_llm.core.errors import PeerError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.service.plain_session import PlainSession
-from spu_llm.systems.program import Held, Job, Program
+from spu_llm.systems.program import Job, Program, ProviderInputs
 from spu_llm.systems.split.served import SplitModel
 from tests.tiny import VOCAB, endless, save_tokenizer, tiny_params
 
@@ -34,12 +34,12 @@ def digest(model: Path) -> str:
     return ends_digest(load_model(model)[1], SPLIT)
 
 
-def served(model: Path, mode: str, tunings: Path | None = None) -> Held:
+def served(model: Path, mode: str, tunings: Path | None = None) -> ProviderInputs:
     """What a provider brings."""
     config, params = load_model(model)
     system = SplitModel(mode, SPLIT, tunings)
     weights = system.place(params, config)
-    return Held(str(model), weights=weights, served=system.offer(tunings).served)
+    return ProviderInputs(str(model), weights=weights, served=system.offer(tunings).served)
 
 
 class Ended(Exception):
@@ -78,7 +78,7 @@ def run_both(
     program: Program,
     request: Any,
     inputs: Any,
-    held: Held,
+    held: ProviderInputs,
     wrap: Callable[[int, MemoryChannel], Any] = lambda rank, channel: channel,
     inside: Callable[[int, Channel], Channel] = lambda rank, channel: channel,
 ) -> tuple[list[Any], list[BaseException | None]]:

@@ -41,10 +41,10 @@ from spu_llm.systems.decoding import request
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, generate
-from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.secure_model import share_weights
-from spu_llm.systems.program import Before, Job
+from spu_llm.systems.decoding.session_shape import SessionShape
+from spu_llm.systems.program import Job, SystemPromptShape
 from spu_llm.systems.split import secure
 from spu_llm.systems.split.middle import Middle, OpenRows
 from spu_llm.systems.split.secure import ends_of
@@ -98,7 +98,7 @@ def forced(
     """The client's logits of the prompt and of every step, whose tokens are given, with how many of
     them stay; None at the provider.
     """
-    layout = Layout(
+    layout = SessionShape(
         config, (len(PROMPT),), (ROWS,), live_rows=ROWS, hidden=hidden, part=Middle(split)
     )
     ends = session.local(CLIENT, lambda: Ends(config, PARAMS[config], split, ROWS))
@@ -487,4 +487,4 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="leave --public-prefix out"):
         Completion.of(GPT2, asked(4, 2, public_prefix=(1, 2)))
     with pytest.raises(InputError, match="text of its own"):
-        Completion.of(GPT2, asked(4, 2), Before(8, 0))
+        Completion.of(GPT2, asked(4, 2), SystemPromptShape(8, 0))

@@ -24,7 +24,7 @@ from spu_llm.service import programs
 from spu_llm.service.agreeing import job_of, of_client, of_provider, task_of
 from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Held, Job, Served
+from spu_llm.systems.program import Job, ProviderInputs, Served
 from spu_llm.systems.split.beginning import begin
 from spu_llm.systems.split.boundary import HEADER_BYTES, Boundary, Kind
 from spu_llm.systems.split.ends import client_ends, with_table, without_table
@@ -149,11 +149,11 @@ def test_a_provider_serves_one_mode_of_one_split(model: Path) -> None:
     request, own = asked(model, [[1]]), served(model, "plain")
     request.admit(own, CONFIG)
 
-    def brought(one: SplitServed) -> Held:
+    def brought(one: SplitServed) -> ProviderInputs:
         return replace(own, served=Served.of(one))
 
     for held_, said in (
-        (Held(str(model)), r"started with spu-llm split serve --mode plain --split 1,1"),
+        (ProviderInputs(str(model)), r"started with spu-llm split serve --mode plain --split 1,1"),
         (served(model, "noir"), "serves --mode noir --split 1,1, not --mode plain --split 1,1"),
         (brought(SplitServed("plain", 0, 1, "")), "serves --mode plain --split 0,1, not"),
         (brought(SplitServed("plain", 1, 1, "x")), "models with different ends"),
@@ -166,7 +166,7 @@ def test_a_provider_serves_one_mode_of_one_split(model: Path) -> None:
     tokenizer = Tokenizer.load(model)
     stated = of_provider(CONFIG, tokenizer, "local", 1)
     for program, request_, held_, said in (
-        (GENERATE, request, Held(str(model)), "no split one"),
+        (GENERATE, request, ProviderInputs(str(model)), "no split one"),
         (COMPLETION, Request(1, 5, 0, 0.5), own, "the middle of a split model alone"),
     ):
         agreed = {**stated, **of_client(program, request_, tokenizer, "local", 1)}
@@ -213,7 +213,7 @@ class Tuning:
     tunings: Path
     texts: Path
     settings: Settings
-    held: Held
+    held: ProviderInputs
 
     def run(self, rounds: int, save_every: int = 2, **around: Any) -> Any:
         """From where it is, to `rounds`: results and errors."""

@@ -23,7 +23,7 @@ from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
-from spu_llm.systems.program import Held, Served
+from spu_llm.systems.program import ProviderInputs, Served
 from spu_llm.systems.watermark.aligning import Law, detect
 from spu_llm.systems.watermark.guessing import drafts_of
 from spu_llm.systems.watermark.sessions import Session, Shape
@@ -48,7 +48,7 @@ def session_of(plan: Completion) -> Session:
 def noise_of(number: int) -> Prg:
     """As a worker has it."""
     served = Served(stream_key=key_of(number).of_session(NONCE).hex())
-    return program.provider_stream(Held("model", served=served))
+    return program.provider_stream(ProviderInputs("model", served=served))
 
 
 def side_of(tokenizer: Tokenizer, plan: Completion, seed: int = 8) -> ClientSide:

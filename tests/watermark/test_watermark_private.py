@@ -15,7 +15,7 @@ from models.draft import Drafter
 from models.family import logits as whole_logits
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams
-from protocols.verification.race import ClientInput, Outcome, Race
+from protocols.verification.race import ClientInput, Race, RaceOutcome
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -171,18 +171,18 @@ def test_the_provider_sees_the_same_with_a_mark_and_without(
 # ---- the law
 
 
-def winners_of(rows: np.ndarray, drafts: np.ndarray) -> Outcome:
+def winners_of(rows: np.ndarray, drafts: np.ndarray) -> RaceOutcome:
     """A race in the clear."""
     winners = rows.argmax(axis=-1)
     stay = next((i for i, draft in enumerate(drafts) if winners[i] != draft), len(drafts))
-    return Outcome(np.int32(stay), np.int32(winners[stay]))
+    return RaceOutcome(np.int32(stay), np.int32(winners[stay]))
 
 
 def played(
     rule: MarkedRace,
     tokens: int,
     drafts: int,
-    race: Callable[[np.ndarray, np.ndarray], Outcome] = winners_of,
+    race: Callable[[np.ndarray, np.ndarray], RaceOutcome] = winners_of,
 ) -> tuple[int, ...]:
     """Races of the chain, whose public model has other rows."""
     text, streams = [0], Streams(Prg.from_seed(0, "unused"), Prg.from_seed(0, "unused"))
@@ -229,7 +229,7 @@ def test_texts_of_a_key_have_the_law_of_the_model_together(kept: bool) -> None:
 def test_two_parties_play_marked_races(simulation: Simulation) -> None:
     """Drafts, noise and rows on shares: the text of a race in the clear."""
 
-    def race(rows: np.ndarray, drafts: np.ndarray) -> Outcome:
+    def race(rows: np.ndarray, drafts: np.ndarray) -> RaceOutcome:
         client, provider = two_parties(
             simulation, "race hidden", rows, ClientInput(drafts, None), None
         )

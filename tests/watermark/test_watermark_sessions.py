@@ -29,7 +29,7 @@ from spu_llm.service.supervisor import run_session
 from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import COMPLETION, PrepareRequest
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Held, Nothing, Served
+from spu_llm.systems.program import Nothing, ProviderInputs, Served
 from spu_llm.systems.served import ServedSystem
 from spu_llm.systems.watermark import kept, sessions
 from spu_llm.systems.watermark.keys import Scheme, write_key
@@ -206,7 +206,7 @@ def test_a_worker_gets_its_sessions_noise_alone(pair: Pair, tmp_path: Path) -> N
     write_key(path, key_of(1), scheme)
     marked = MarkedTexts(path)
     marked.open(tokenizer, studies=False)
-    held = Held("model", served=(offer := marked.offer(None)).served)
+    held = ProviderInputs("model", served=(offer := marked.offer(None)).served)
     noise, (nonce, *_) = bytes.fromhex(held.served.stream_key or ""), offer.begin.args
     assert noise.hex() not in repr(held) and noise != key_of(1).secret
     assert nonce.hex() not in str(asdict(held))
@@ -252,7 +252,7 @@ def test_a_provider_marks_all_texts_or_none(
     agreed = agreeing.of_provider(PRIVATE, text, "local", 1) | agreeing.of_client(
         found, request, text, "local", 1
     )
-    held = Held("model", served=Served(stream_key="00" * 32 if marks else None))
+    held = ProviderInputs("model", served=Served(stream_key="00" * 32 if marks else None))
     task = agreeing.task_of("provider", agreed, held, Path("/pool"))
     system = MarkedTexts(Path("key")) if marks else ServedSystem()
 

@@ -33,7 +33,7 @@ VARIANTS = ("printed", "program")
 
 
 @dataclass(frozen=True)
-class Found:
+class PublishedFakes:
     """Fakes of one target: token rows, which `as_programmed` may leave shorter, with the joint
     probability of each given what is before; and the target's.
     """
@@ -43,7 +43,9 @@ class Found:
     target: float
 
 
-def as_printed(public: Public, prompt: Prompt, target: range, eps: float, fakes: int) -> Found:
+def as_printed(
+    public: Public, prompt: Prompt, target: range, eps: float, fakes: int
+) -> PublishedFakes:
     """Sample fakes of a target by algorithm 1."""
     own = prompt.tokens[target.start : target.stop]
     before = public.before(prompt.tokens, target.start)
@@ -56,7 +58,7 @@ def as_printed(public: Public, prompt: Prompt, target: range, eps: float, fakes:
         chances = np.exp(texts.next.astype(np.float64))
         parents, tokens = np.nonzero((low < chances) & (chances <= low + step))
         if not len(parents):
-            return Found([], np.zeros(0), _joint(public, before, own))
+            return PublishedFakes([], np.zeros(0), _joint(public, before, own))
         joint = texts.total[parents] + texts.next[parents, tokens]
         # The target is one too many while it may be among them.
         best = np.argsort(-joint, kind="stable")[: fakes + 1]
@@ -64,14 +66,14 @@ def as_printed(public: Public, prompt: Prompt, target: range, eps: float, fakes:
         assert texts.tokens.shape[1] == start + i + 1
     found = texts.tokens[:, start:].tolist()
     others = [i for i, fake in enumerate(found) if fake != own][:fakes]
-    return Found(
+    return PublishedFakes(
         [found[i] for i in others], np.exp(texts.total[others]), _joint(public, before, own)
     )
 
 
 def as_programmed(
     public: Public, prompt: Prompt, target: range, eps: float, fakes: int, prg: Prg
-) -> Found:
+) -> PublishedFakes:
     """Sample fakes of a target as the authors' program does."""
     own = prompt.tokens[target.start : target.stop]
     before = public.before(prompt.tokens, target.start)
@@ -104,11 +106,13 @@ def as_programmed(
     joint = _joint(public, before, own)
     others = {tuple(row): chance for row, chance in ended if row != own}
     ordered = sorted(others, key=lambda row: abs(others[row] - joint))[:fakes]
-    return Found([list(row) for row in ordered], np.array([others[r] for r in ordered]), joint)
+    return PublishedFakes(
+        [list(row) for row in ordered], np.array([others[r] for r in ordered]), joint
+    )
 
 
 # Of one target, its fakes.
-Sample = Callable[[range], Found]
+Sample = Callable[[range], PublishedFakes]
 
 
 def sampler(

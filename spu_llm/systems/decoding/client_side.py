@@ -19,7 +19,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.systems.decoding.branching import Branch, Branching, Single
 from spu_llm.systems.decoding.cadence import Cadence
 from spu_llm.systems.decoding.emitted import Emitted
-from spu_llm.systems.decoding.layout import ClientPart
+from spu_llm.systems.decoding.session_shape import ClientPart
 
 
 @dataclass

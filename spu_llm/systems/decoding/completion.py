@@ -27,11 +27,11 @@ from spu_llm.runtime.session import private_tree
 from spu_llm.systems.decoding.branching import Branching, Single
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
-from spu_llm.systems.decoding.layout import Part, Text, WholeModel
 from spu_llm.systems.decoding.records import CANDIDATES_ALONE, ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
-from spu_llm.systems.program import Held, Job, Send
+from spu_llm.systems.decoding.session_shape import ModelPart, Text, WholeModel
+from spu_llm.systems.program import Job, ProviderInputs, Send
 
 C = TypeVar("C")  # the client's own inputs
 
@@ -49,8 +49,8 @@ def complete(
     send: Send,
     client_side: Callable[[C, Completion, Send], ClientSide],
 ) -> dict[str, Any]:
-    """Run a completion for any `Course`: prepare, prefill and decode. `client_side` makes the
-    client's half from its inputs; the client's result also has the text.
+    """Run a completion for any `GenerationRequest`: prepare, prefill and decode. `client_side`
+    makes the client's half from its inputs; the client's result also has the text.
     """
     config = job.model
     completion = Completion.of(config, job.request, job.before)
@@ -81,7 +81,7 @@ def complete(
 
 
 def held_weights(
-    session: PartySession, config: ModelConfig, job: Job[Any, Any], part: Part = WholeModel()
+    session: PartySession, config: ModelConfig, job: Job[Any, Any], part: ModelPart = WholeModel()
 ) -> Any:
     """Return the private model's weights of a part as values of the session; the provider has them
     in memory, or reads them.
@@ -93,7 +93,7 @@ def held_weights(
     return share_weights(session, config, params, part)
 
 
-def _placed(provider: Held, config: ModelConfig, part: Part) -> Any:
+def _placed(provider: ProviderInputs, config: ModelConfig, part: ModelPart) -> Any:
     """Return the part's weights, which lie in memory alone or with all others."""
     assert provider.weights is not None
     if provider.served.alone:
@@ -109,7 +109,7 @@ def held_text(session: PartySession, completion: Completion, job: Job[Any, Any])
     return completion.text(session, () if provider is None else provider.system_prompt)
 
 
-def provider_stream(held: Held) -> Prg:
+def provider_stream(held: ProviderInputs) -> Prg:
     """Return what the provider draws joint randomness from."""
     if held.served.stream_key is not None:
         return Prg(bytes.fromhex(held.served.stream_key))

@@ -22,7 +22,7 @@ from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.client_side import ClientSide
-from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs, Retained
+from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained, VerificationResult
 from spu_llm.systems.decoding.generate import Completion, Report, answer, declare, rows_of_client
 
 # How long a conversation is kept while nobody says anything, and how often the client says so.
@@ -93,11 +93,11 @@ def converse(
     hidden, count = request.hide_progress, request.step_rows
     declare(session, completion)
 
-    def prefill(inputs: JudgeInputs, then: int | None) -> Judged:
+    def prefill(inputs: JudgeInputs, then: int | None) -> VerificationResult:
         prompt = rows_of_client(session, completion, _side(client), rows, ClientSide.prefill_input)
         return decoder.prefill(prompt, inputs, then)
 
-    def extend(inputs: JudgeInputs, then: int | None) -> Judged:
+    def extend(inputs: JudgeInputs, then: int | None) -> VerificationResult:
         turn = rows_of_client(session, completion, _side(client), rows, ClientSide.turn_input, rows)
         return decoder.extend(turn, inputs, retained, then)
 
@@ -111,7 +111,7 @@ def converse(
         report, retained = answer(
             session, completion, decoder, _side(client), provider, begin, on_step
         )
-        session.stop_beside()
+        session.stop_prefetching()
         room.take(rows, report, completion.limit, count)
         if hidden:
             retained = _retained(client, count)

@@ -21,8 +21,8 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, public
 from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.decoding.judges import Judge, RowsJudge
-from spu_llm.systems.decoding.layout import Layout, Place, Text
 from spu_llm.systems.decoding.secure_model import build, lengthen, pack
+from spu_llm.systems.decoding.session_shape import Place, SessionShape, Text
 from spu_llm.systems.decoding.text_rows import TextRows
 
 # Which rows of a step stay in the text: bool [lane, n]; any, not only the first ones. None at the
@@ -32,15 +32,15 @@ Retained = np.ndarray | None
 
 class JudgeInputs(NamedTuple):
     """What the parties put into the judge of a forward, as private values of the session, for each
-    that it decides on: a lane, or a branch of one (`Layout.judged`).
+    that it decides on: a lane, or a branch of one (`SessionShape.judged`).
     """
 
     client: Any
     provider: Any
 
 
-class Judged(NamedTuple):
-    """What came of a forward, for each sequence that is judged (`Layout.judged`): the judge's
+class VerificationResult(NamedTuple):
+    """What came of a forward, for each sequence that is judged (`SessionShape.judged`): the judge's
     outcome, the client's; and how many drafts it accepts, or whatever else it makes public.
     """
 
@@ -52,7 +52,12 @@ class Decoder:
     """Sequences that are continued together. ValueError when a step does not fit the layout."""
 
     def __init__(
-        self, session: Session, layout: Layout, judge: Judge, weights: Any, text: Text | None = None
+        self,
+        session: Session,
+        layout: SessionShape,
+        judge: Judge,
+        weights: Any,
+        text: Text | None = None,
     ) -> None:
         """Build the layout's programs. `text`: what stands before every lane's prompt, where the
         layout has rows for it.
@@ -76,8 +81,10 @@ class Decoder:
         self.demand = Demand()
         self.last: tuple[SecureFunction, tuple[Any, ...]] | None = None
 
-    def prefill(self, prompts: Any, inputs: JudgeInputs, then: int | None = None) -> Judged:
-        """Write the prompts, the client's n rows as `Layout.rows_in` has them, padded to the
+    def prefill(
+        self, prompts: Any, inputs: JudgeInputs, then: int | None = None
+    ) -> VerificationResult:
+        """Write the prompts, the client's n rows as `SessionShape.rows_in` has them, padded to the
         longest: their keys and values become shares, and their last rows are judged. `then`: rows
         of the step that may follow, whose correlations may be made meanwhile; None: there is none.
         """
@@ -88,10 +95,10 @@ class Decoder:
 
     def step(
         self, tokens: Any, inputs: JudgeInputs, retained: Retained, then: int | None = None
-    ) -> Judged:
-        """Write `tokens`, the client's n rows as `Layout.rows_in` has them, after what the lanes
-        retain of the last step, and judge every row. `retained` is not looked at after a prefill or
-        `extend`, all of which stays. `then`: as for `prefill`.
+    ) -> VerificationResult:
+        """Write `tokens`, the client's n rows as `SessionShape.rows_in` has them, after what the
+        lanes retain of the last step, and judge every row. `retained` is not looked at after a
+        prefill or `extend`, all of which stays. `then`: as for `prefill`.
         """
         self.demand = Demand()
         self._retain(retained)
@@ -102,10 +109,10 @@ class Decoder:
 
     def extend(
         self, tokens: Any, inputs: JudgeInputs, retained: Retained, then: int | None = None
-    ) -> Judged:
+    ) -> VerificationResult:
         """Write text that follows what the lanes retain of the last step: `tokens`, the client's n
-        rows as `Layout.rows_in` has them, all of which stay; their last row is judged. `retained`,
-        `then`: as for `step`.
+        rows as `SessionShape.rows_in` has them, all of which stay; their last row is judged.
+        `retained`, `then`: as for `step`.
         """
         if self._layout.branches > 1:
             raise ValueError("a text that has several continuations does not go on as one")
@@ -237,7 +244,7 @@ class Decoder:
         function: SecureFunction,
         tokens: Any,
         inputs: JudgeInputs,
-    ) -> Judged:
+    ) -> VerificationResult:
         """Run a forward whose `count` rows are written after the rows that there are."""
         self._make_room(count)
         place = self._place(count)
@@ -257,16 +264,16 @@ class Decoder:
 
     def _forward(
         self, count: int, then: int | None, function: SecureFunction, *args: Any
-    ) -> Judged:
+    ) -> VerificationResult:
         self._make_ready(function, self._weights, *args)
         if then is not None:
             twin = copy.copy(self)
             twin._rows = copy.copy(self._rows)
-            self._session.make_beside(lambda dry: twin._go_on(dry, count, then, function, *args))
+            self._session.prefetch(lambda dry: twin._go_on(dry, count, then, function, *args))
         outcome, accepted, self._shared, self._prefix = self._session.call(
             function, self._weights, *args
         )
-        return Judged(outcome, accepted)
+        return VerificationResult(outcome, accepted)
 
     def _go_on(
         self, dry: Session, count: int, then: int, function: SecureFunction, *args: Any
@@ -288,10 +295,10 @@ class Decoder:
 
     def _make_ready(self, function: SecureFunction, *args: Any) -> None:
         # What a forward takes is made in one go before it, so that nothing is made inside it.
-        self.demand += self._session.make_ready(function, *args)
+        self.demand += self._session.preprocess(function, *args)
         self.last = function, args
 
 
-def _place_shapes(layout: Layout, count: int, capacity: int) -> tuple[Any, Any]:
+def _place_shapes(layout: SessionShape, count: int, capacity: int) -> tuple[Any, Any]:
     shape, lanes = jax.ShapeDtypeStruct, layout.lanes
     return shape((lanes, count), np.int32), shape((lanes, count, capacity), np.bool_)

@@ -24,12 +24,12 @@ from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Public
 from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.client_side import ClientSide
-from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs, Retained
+from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained, VerificationResult
 from spu_llm.systems.decoding.judges import Judge, RowsJudge
-from spu_llm.systems.decoding.layout import Layout, Text
-from spu_llm.systems.decoding.request import Course
+from spu_llm.systems.decoding.request import GenerationRequest
 from spu_llm.systems.decoding.secure_model import share_text
-from spu_llm.systems.program import Before
+from spu_llm.systems.decoding.session_shape import SessionShape, Text
+from spu_llm.systems.program import SystemPromptShape
 
 
 @dataclass
@@ -47,13 +47,17 @@ class Report:
 class Completion:
     """A request to a model: the judge that it asks for, the most tokens, and public sizes."""
 
-    request: Course
+    request: GenerationRequest
     judge: Judge
     limit: int
-    layout: Layout
+    layout: SessionShape
 
     @staticmethod
-    def of(config: ModelConfig, request: Course, before: Before = Before()) -> Completion:
+    def of(
+        config: ModelConfig,
+        request: GenerationRequest,
+        before: SystemPromptShape = SystemPromptShape(),
+    ) -> Completion:
         """Return the completion of a request to a model. Raise InputError when the request does not
         fit the model, after the provider's own text.
         """
@@ -99,9 +103,9 @@ class Completion:
         return (1,) if self.request.hide_progress else (2,)
 
 
-def layout_of(config: ModelConfig, request: Course) -> Layout:
+def layout_of(config: ModelConfig, request: GenerationRequest) -> SessionShape:
     """Return the public sizes of a completion."""
-    return Layout(
+    return SessionShape(
         config,
         prompts=(request.prompt_tokens,),
         sizes=request.sizes(config),
@@ -153,14 +157,14 @@ def generate(
     if request.hide_progress:
         session.local(CLIENT, ClientSide.keep_time, client, request.draft_length, completion.limit)
 
-    def prefill(inputs: JudgeInputs, then: int | None) -> Judged:
+    def prefill(inputs: JudgeInputs, then: int | None) -> VerificationResult:
         prompt = rows_of_client(
             session, completion, client, request.prompt_tokens, ClientSide.prefill_input
         )
         return decoder.prefill(prompt, inputs, then)
 
     report, _ = answer(session, completion, decoder, client, provider, prefill, on_step)
-    session.stop_beside()
+    session.stop_prefetching()
     return report
 
 
@@ -170,7 +174,7 @@ def answer(
     decoder: Decoder,
     client: ClientSide | None,
     provider: Prg | None,
-    prefill: Callable[[JudgeInputs, int | None], Judged],
+    prefill: Callable[[JudgeInputs, int | None], VerificationResult],
     on_step: Callable[[Report], None],
 ) -> tuple[Report, Retained]:
     """Write a text to its end, after `prefill(inputs, rows of the step that may follow)`; return
@@ -226,7 +230,7 @@ def _resolve(
     session: Session,
     completion: Completion,
     client: ClientSide | None,
-    judged: Judged,
+    judged: VerificationResult,
     drafted: int,
     report: Report,
 ) -> Retained:

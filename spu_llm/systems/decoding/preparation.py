@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.compiler.demand import Demand, Taken
+from spu_llm.compiler.demand import CorrelationRequest, Demand
 from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import PoolError
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
@@ -24,8 +24,8 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_text, held_weights
 from spu_llm.systems.decoding.decoder import Retained
 from spu_llm.systems.decoding.generate import Completion
-from spu_llm.systems.decoding.layout import Text
 from spu_llm.systems.decoding.records import Ahead
+from spu_llm.systems.decoding.session_shape import Text
 from spu_llm.systems.program import Job, Nothing, Send
 
 
@@ -146,7 +146,7 @@ def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, A
     rows = []
     for name, taken in sum(course, Demand()).material.items():
         kind = taken.correlation
-        nothing = Taken(kind, 0)
+        nothing = CorrelationRequest(kind, 0)
         entries = [e for e in session.meter.entries if e.kind == "pool" and e.name == name]
         traffic = sum((e.traffic for e in entries), Traffic())
         rows.append(

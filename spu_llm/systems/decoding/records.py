@@ -9,8 +9,8 @@ from models.family import ModelConfig
 from protocols.verification.marked import Marked
 from spu_llm.core.errors import InputError
 from spu_llm.systems.decoding.chat_request import ChatRequest
-from spu_llm.systems.decoding.request import Course, Request
-from spu_llm.systems.program import Held, Program, served_whole
+from spu_llm.systems.decoding.request import GenerationRequest, Request
+from spu_llm.systems.program import Program, ProviderInputs, served_whole
 
 MARKED = Marked.name  # the variant whose noise is the provider's
 CANDIDATES_ALONE = "a step has candidates where a key chooses one of them, and nowhere else"
@@ -50,7 +50,7 @@ class ClientInputs:
 
 
 @dataclass(frozen=True)
-class Ahead(Course):
+class Ahead(GenerationRequest):
     """Of a completion to come: for how many of its steps to make material; `room_bytes`: for fewer
     if the files of a party would grow by more.
     """
@@ -76,7 +76,7 @@ class PrepareRequest(Ahead, Request):
     """A completion to come."""
 
 
-def admit(request: Request, held: Held, model: ModelConfig) -> None:
+def admit(request: Request, held: ProviderInputs, model: ModelConfig) -> None:
     """Raise InputError unless the provider serves its whole model, and has a key for its joint
     randomness where the request's variant wants one.
     """

@@ -12,11 +12,11 @@ from protocols.verification.distribution import Sampling
 from protocols.verification.variants import Verifier
 from spu_llm.core.errors import InputError
 from spu_llm.core.op import Functionality
-from spu_llm.systems.program import Before
+from spu_llm.systems.program import SystemPromptShape
 
 if TYPE_CHECKING:
     from spu_llm.systems.decoding.judges import Judge
-    from spu_llm.systems.decoding.layout import Part
+    from spu_llm.systems.decoding.session_shape import ModelPart
 
 MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
 MAX_PREFIX_TOKENS = LARGEST_PUBLIC  # which a setting of a session holds
@@ -35,7 +35,7 @@ def _rounded(rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class Course:
+class GenerationRequest:
     """How a text may grow, which both parties know: lengths, and whether the provider learns which
     drafts stay. What judges the drafts, its kinds say.
     """
@@ -65,9 +65,9 @@ class Course:
         return 1 + self.candidates * self.draft_length
 
     @property
-    def part(self) -> Part:
+    def part(self) -> ModelPart:
         """Return the part of the model that is computed on shares."""
-        from spu_llm.systems.decoding.layout import WholeModel
+        from spu_llm.systems.decoding.session_shape import WholeModel
 
         return WholeModel()
 
@@ -90,7 +90,7 @@ class Course:
         """Return what else the provider learns of how tokens are drawn, in words."""
         return "token limit"
 
-    def check_before(self, before: Before) -> None:
+    def check_before(self, before: SystemPromptShape) -> None:
         """Raise InputError when the request cannot follow the provider's own text."""
 
     def check(self, config: ModelConfig) -> None:
@@ -177,7 +177,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Request(Course):
+class Request(GenerationRequest):
     """What both parties know of a completion before it starts."""
 
     temperature: float  # 0 is greedy
@@ -188,8 +188,8 @@ class Request(Course):
 
     @property
     def hide_progress(self) -> bool:
-        """Return whether the provider does not learn how many drafts stay: as a `Course` asks,
-        where the variant can hide it; which of several candidates goes on the provider never
+        """Return whether the provider does not learn how many drafts stay: as a `GenerationRequest`
+        asks, where the variant can hide it; which of several candidates goes on the provider never
         learns.
         """
         some = self.candidates > 1 or super().hide_progress

@@ -4,8 +4,8 @@ Each function is a forward (`models.family`) with a judge of its logits on top, 
 drafts is (`protocols.verification.variants`). Which parts become SPU segments, which the client's
 or the provider's own plaintext work, follows from the owners of the inputs.
 
-Which part of the model a forward is, `layout.Part` says: all of it, or blocks between rows that
-the client brings and rows that it gets.
+Which part of the model a forward is, `session_shape.ModelPart` says: all of it, or blocks between
+rows that the client brings and rows that it gets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.values import PROVIDER, Owner
 from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.decoding.judges import Judge, RowsJudge
-from spu_llm.systems.decoding.layout import Layout, Part, Place, Text, WholeModel
+from spu_llm.systems.decoding.session_shape import ModelPart, Place, SessionShape, Text, WholeModel
 
 
 class SecureModel(NamedTuple):
@@ -82,7 +82,7 @@ def pack(positions: int, inside: int = 0) -> SecureFunction:
 
 
 @functools.lru_cache(maxsize=8)
-def build(layout: Layout, judge: Judge) -> SecureModel:
+def build(layout: SessionShape, judge: Judge) -> SecureModel:
     """Return the secure programs for sessions of this layout. They are cached with their plans, for
     when they are asked for again.
     """
@@ -213,7 +213,7 @@ def by_branch(rows: Array, branches: int) -> Array:
 
 
 def share_weights(
-    session: Session, config: ModelConfig, params: Params | None, part: Part = WholeModel()
+    session: Session, config: ModelConfig, params: Params | None, part: ModelPart = WholeModel()
 ) -> Any:
     """Return the provider's weights of a part, folded, as private values; the client, who has none,
     passes None. Raise InputError at the provider when activations may leave their ranges.
@@ -222,7 +222,7 @@ def share_weights(
     return private_tree(session, PROVIDER, _folded, shapes, params, config, part)
 
 
-def share_text(session: Session, layout: Layout, tokens: Sequence[int]) -> Text | None:
+def share_text(session: Session, layout: SessionShape, tokens: Sequence[int]) -> Text | None:
     """Return `tokens`, which stand before every prompt, the public ones first, as private values;
     only the provider has to bring them. None where the layout has no rows for them.
     """
@@ -234,7 +234,7 @@ def share_text(session: Session, layout: Layout, tokens: Sequence[int]) -> Text 
     return text
 
 
-def _padded(layout: Layout, tokens: Sequence[int]) -> Text:
+def _padded(layout: SessionShape, tokens: Sequence[int]) -> Text:
     empty, public = layout.prefix - len(tokens), layout.public
     if not 0 <= empty <= layout.padded:
         raise ValueError(f"{len(tokens)} tokens do not fill {layout.prefix} rows of a prefix")
@@ -244,7 +244,7 @@ def _padded(layout: Layout, tokens: Sequence[int]) -> Text:
     return Text(np.array(filled, np.int32), hidden.astype(np.int32))
 
 
-def _folded(params: Params, config: ModelConfig, part: Part) -> Any:
+def _folded(params: Params, config: ModelConfig, part: ModelPart) -> Any:
     weights = part.of_whole(family_of(config).fold(params, config))
     part.check(weights, config)
     return weights

@@ -22,7 +22,7 @@ from spu_llm.core.values import CLIENT, Arith, Value
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
-from spu_llm.systems.decoding.layout import Layout
+from spu_llm.systems.decoding.session_shape import SessionShape
 from spu_llm.systems.program import Job, Program, Send
 
 VERIFIER = verifier("token", Sampling(1.0))
@@ -30,7 +30,7 @@ _SCOPE = "attention/attention"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ViewedRequest:
     """Lengths of prompts, one after the other, and steps of one token each after every one."""
 
     prompt_tokens: tuple[int, ...]
@@ -46,17 +46,17 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class ClientInputs:
+class ViewedInputs:
     """`tokens`: what the steps after each prompt are given."""
 
     prompts: list[list[int]]
     tokens: list[list[int]]
 
 
-PROGRAM = Program("viewed", __name__, Asked, ClientInputs, check=Asked.check)
+PROGRAM = Program("viewed", __name__, ViewedRequest, ViewedInputs, check=ViewedRequest.check)
 
 
-def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
+def run(session: PartySession, job: Job[ViewedRequest, ViewedInputs], send: Send) -> dict[str, Any]:
     """Run the prompts and steps, and after each forward send an event "seen" with this party's
     shares, in the words of `_Noted`, and how many rows it had.
     """
@@ -79,7 +79,7 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
 
     for i, length in enumerate(asked.prompt_tokens):
         send("stage", name=f"prompt {i + 1} of {len(asked.prompt_tokens)}")
-        layout = Layout(config, (length,), (length + asked.steps,))
+        layout = SessionShape(config, (length,), (length + asked.steps,))
         decoder = Decoder(session, layout, VERIFIER, weights)
         prompt = ids(lambda i: [job.client.prompts[i]], length, i)
         decoder.prefill(prompt, inputs(decoder))

@@ -34,7 +34,7 @@ Game = Callable[[bool, Prg], float]
 
 
 @dataclass(frozen=True)
-class Found:
+class AuditResult:
     """lower: epsilon is at least that, with the confidence that was asked for; 0: nothing found.
     claimed: what the accountant says, at the same delta.
     """
@@ -53,7 +53,7 @@ class Found:
 
 def audit(
     game: Game, claimed: float, delta: float, runs: int, prg: Prg, confidence: float = 0.999
-) -> Found:
+) -> AuditResult:
     """Play `runs` times in each world, and judge by the scores."""
     with_canary, without = (
         np.array([game(present, prg.child(f"{present} {i}")) for i in range(runs)])
@@ -68,7 +68,7 @@ def judged(
     claimed: float,
     delta: float,
     confidence: float = 0.999,
-) -> Found:
+) -> AuditResult:
     """Judge by both worlds' scores, float64 [runs] each; their first half chooses the threshold."""
     runs = len(with_canary)
     half = runs // 2
@@ -78,7 +78,7 @@ def judged(
         key=lambda t: _lower(with_canary[:half], without[:half], t, delta, level),
     )
     positives = with_canary[half:] >= threshold, without[half:] >= threshold
-    return Found(
+    return AuditResult(
         _lower(with_canary[half:], without[half:], threshold, delta, level),
         claimed,
         delta,

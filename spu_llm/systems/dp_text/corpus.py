@@ -39,7 +39,7 @@ METHODS = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CorpusRequest:
     """What is asked for. epsilon: None for public-only alone."""
 
     method: str
@@ -54,7 +54,7 @@ class Wanted:
     centre: bool = False
 
 
-def method_for(wanted: Wanted) -> Method:
+def method_for(wanted: CorpusRequest) -> Method:
     """Return the method, with parameters that spend the budget. InputError where there is none, or
     where it is asked for what it does not have. Of AugPE: `augpe_for`.
     """
@@ -99,7 +99,7 @@ def method_for(wanted: Wanted) -> Method:
     )
 
 
-def augpe_for(wanted: Wanted) -> augpe.AugPE:
+def augpe_for(wanted: CorpusRequest) -> augpe.AugPE:
     """Return AugPE at this budget; InputError without epsilon, or with centring."""
     if wanted.epsilon is None or wanted.centre:
         raise InputError("augpe needs --epsilon, and has no --centre")
@@ -134,7 +134,7 @@ class Model:
 
 def write_corpus(
     out: Path,
-    wanted: Wanted,
+    wanted: CorpusRequest,
     model: Model,
     prompts: Prompts,
     references: Sequence[str],

@@ -51,7 +51,7 @@ from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.judges import RowsJudge
-from spu_llm.systems.decoding.layout import Layout
+from spu_llm.systems.decoding.session_shape import SessionShape
 from spu_llm.systems.dp_text.candidates import Candidates
 from spu_llm.systems.dp_text.lanes import Lanes
 from spu_llm.systems.dp_text.secure_records import TextRequest
@@ -180,7 +180,7 @@ class SecretText:
         self.choice = request.choice(config)
         self._functions = TextFunctions(config, request, self.choice)
         rows = request.room + request.max_new_tokens
-        self._layout = Layout(config, (request.room,) * request.batch, (rows,), rows)
+        self._layout = SessionShape(config, (request.room,) * request.batch, (rows,), rows)
         self._vocab = config.vocab_size
 
     def prepare(self) -> None:
@@ -249,7 +249,7 @@ class SecretText:
         )
         noise = session.private(CLIENT, ClientHalf.draw_noise, f.noise.shape, np.int32, client)
         args = rows, live, noise, *offered
-        session.make_ready(f.draw, *args)
+        session.preprocess(f.draw, *args)
         place = session.get(session.call(f.draw, *args))
         token = session.private(PROVIDER, ProviderHalf.token, (), np.int32, provider, place)
         heard = session.get(session.call(f.announce, token))

@@ -34,7 +34,7 @@ Make = Callable[[int, Sequence[Sequence[str]]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class SecureCorpusRequest:
     """places: room for candidates; the rest is the client's own choice of prompts and texts.
     of_provider: references of each batch that are the provider's, where both have the model.
     """
@@ -97,7 +97,11 @@ class Asked:
 
 
 def write_corpus(
-    out: Path, asked: Asked, references: Sequence[str], parts: Sequence[Sequence[str]], make: Make
+    out: Path,
+    asked: SecureCorpusRequest,
+    references: Sequence[str],
+    parts: Sequence[Sequence[str]],
+    make: Make,
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Write the texts to `out`, its ledger and its statement; or go on with what an earlier run
     began there. The statement, and what the parties learned in the last session.
@@ -141,7 +145,7 @@ def write_corpus(
     return found, learned
 
 
-def _line(asked: Asked, tokens: Sequence[int], lost: bool = False) -> dict[str, Any]:
+def _line(asked: SecureCorpusRequest, tokens: Sequence[int], lost: bool = False) -> dict[str, Any]:
     eos = asked.prompts.tokenizer.eos_ids
     ended = bool(tokens) and tokens[-1] in eos
     kept = list(tokens[:-1] if ended else tokens)

@@ -96,7 +96,7 @@ class SharedRequest(TextRequest):
 
 
 @dataclass(frozen=True)
-class Spendable:
+class PrivacyBudget:
     """The provider's own sensitive references, as token ids, and the most that a session may spend
     of each one's privacy.
     """

@@ -8,7 +8,7 @@ from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.systems.dp_text.parameters import check_budget
 from spu_llm.systems.dp_text.prompts import read_references
-from spu_llm.systems.dp_text.secure_records import Spendable
+from spu_llm.systems.dp_text.secure_records import PrivacyBudget
 from spu_llm.systems.program import Served
 from spu_llm.systems.served import Offer, ServedSystem
 
@@ -30,4 +30,4 @@ class OwnReferences(ServedSystem):
         self._references = [tokenizer.encode(text, goes_on=True) for text in texts]
 
     def offer(self, folder: Path | None) -> Offer:
-        return Offer(Served.of(Spendable(self._references, self._epsilon, self._delta)))
+        return Offer(Served.of(PrivacyBudget(self._references, self._epsilon, self._delta)))

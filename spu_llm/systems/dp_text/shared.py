@@ -161,7 +161,7 @@ class SharedText:
         ]
         # 3.
         args = *own, public(table[2])
-        session.make_ready(self.draw, *args)
+        session.preprocess(self.draw, *args)
         place = session.get(session.call(self.draw, *args))
         assert place is not None
         at = int(place)

@@ -12,7 +12,7 @@ from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.dp_text.lanes import Lanes
 from spu_llm.systems.dp_text.secure_budget import epsilon_of_text
-from spu_llm.systems.dp_text.secure_records import References, SharedRequest, Spendable
+from spu_llm.systems.dp_text.secure_records import PrivacyBudget, References, SharedRequest
 from spu_llm.systems.dp_text.secure_run import check_prompts, folded_of, result_of
 from spu_llm.systems.dp_text.shared import OwnHalf, SharedText, declare
 from spu_llm.systems.program import Job, Send
@@ -29,7 +29,7 @@ def run(session: PartySession, job: Job[SharedRequest, References], send: Send) 
     if own:
         prompts = check_prompts(job.client.prompts, request, count)
     else:
-        spendable = job.provider.served.read(Spendable)
+        spendable = job.provider.served.read(PrivacyBudget)
         prompts = provider_prompts(spendable, request)
         check_budget(spendable, request, choice)
     weights = jax.device_put(folded_of(job))
@@ -50,7 +50,7 @@ def run(session: PartySession, job: Job[SharedRequest, References], send: Send) 
     return result_of(session, texts, PHASES)
 
 
-def provider_prompts(own: Spendable | None, request: SharedRequest) -> list[list[list[int]]]:
+def provider_prompts(own: PrivacyBudget | None, request: SharedRequest) -> list[list[list[int]]]:
     """Return the provider's prompts of all texts, each of references of its own; InputError where
     there are not so many.
     """
@@ -66,7 +66,7 @@ def provider_prompts(own: Spendable | None, request: SharedRequest) -> list[list
     return [rows[i * count : (i + 1) * count] for i in range(texts)]
 
 
-def check_budget(own: Spendable | None, request: SharedRequest, choice: Any) -> None:
+def check_budget(own: PrivacyBudget | None, request: SharedRequest, choice: Any) -> None:
     """Raise InputError when a text would spend more than the provider gives."""
     assert own is not None
     asked = epsilon_of_text(choice, request.places, request.max_new_tokens, own.delta)

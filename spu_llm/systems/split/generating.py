@@ -35,7 +35,7 @@ from spu_llm.core.errors import InputError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.systems.decoding.emitted import Emitted
-from spu_llm.systems.program import Held, Job, Send
+from spu_llm.systems.program import Job, ProviderInputs, Send
 from spu_llm.systems.split.boundary import Boundary, Kind
 from spu_llm.systems.split.ends import check_same_shape, client_ends, with_table, without_table
 from spu_llm.systems.split.records import (
@@ -230,7 +230,7 @@ def _ends(
 
 def middle_of(job: Job[Any, Any]) -> list[Params]:
     """Return the folded weights of the middle's blocks, which a provider has in memory already."""
-    held: Held = job.provider
+    held: ProviderInputs = job.provider
     assert held.weights is not None
     shapes = job.request.split.parts(weight_shapes(job.model))[1]
     blocks: list[Params] = mapped(held.weights, shapes)

@@ -16,7 +16,7 @@ from protocols.functions.in_range import when_in_range
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import Owner
 from spu_llm.systems.decoding.judges import RowsJudge
-from spu_llm.systems.decoding.layout import Layout
+from spu_llm.systems.decoding.session_shape import SessionShape
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Middle:
 
     def forward(
         self,
-        layout: Layout,
+        layout: SessionShape,
         weights: Any,
         given: Array,
         at: Rows,

@@ -16,7 +16,7 @@ from protocols.verification.distribution import Sampling
 from spu_llm.core.errors import InputError
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.systems.program import Held, Program
+from spu_llm.systems.program import Program, ProviderInputs
 from spu_llm.systems.split.boundary import MAX_VALUES, Boundary
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SplitServed:
     """The directory with what was tuned of the middle for this client."""
 
 
-def check_served(mode: str, split: Split, held: Held, ends: str | None = None) -> None:
+def check_served(mode: str, split: Split, held: ProviderInputs, ends: str | None = None) -> None:
     """Raise InputError unless the provider serves this mode of its model, split like this; `ends`:
     and has the very ends with this digest.
     """
@@ -111,7 +111,7 @@ class SplitRequest:
         if not 0 <= self.round <= MAX_ROUNDS or (self.lora and not self.tuning):
             raise InputError("the request names no round of a tuning")
 
-    def admit(self, held: Held, model: ModelConfig) -> None:
+    def admit(self, held: ProviderInputs, model: ModelConfig) -> None:
         """Raise InputError unless the provider serves this, and has its half of the tuning."""
         check_served(self.mode, self.split, held, self.ends)
         served = held.served.read(SplitServed)
@@ -127,7 +127,7 @@ class SplitRequest:
 
         self._admit_tuning(Tunings(Path(served.tunings), self.tuning), held, model)
 
-    def _admit_tuning(self, tunings: Tunings, held: Held, model: ModelConfig) -> None:
+    def _admit_tuning(self, tunings: Tunings, held: ProviderInputs, model: ModelConfig) -> None:
         tunings.check(self.lora, self.round)
 
 
@@ -218,7 +218,7 @@ class TuneRequest(SplitRequest):
                 f"--learning-rate must be above 0 and at most 1, found {self.learning_rate}"
             )
 
-    def _admit_tuning(self, tunings: Tunings, held: Held, model: ModelConfig) -> None:
+    def _admit_tuning(self, tunings: Tunings, held: ProviderInputs, model: ModelConfig) -> None:
         tunings.check_free()
         shapes = self.split.parts(weight_shapes(model))[1]
         tunings.check_room(shapes, self.lora, held.disk_bytes)
@@ -299,7 +299,7 @@ def _kept(config: ModelConfig, length: int) -> int:
     return config.layers * (16 * config.width + 2 * heads * length)
 
 
-def _admit(request: SplitRequest, held: Held, model: ModelConfig) -> None:
+def _admit(request: SplitRequest, held: ProviderInputs, model: ModelConfig) -> None:
     request.admit(held, model)
 
 

@@ -13,8 +13,8 @@ from protocols.verification.distribution import Sampling
 from spu_llm.core.errors import InputError
 from spu_llm.core.op import Functionality
 from spu_llm.systems.decoding.records import Ahead
-from spu_llm.systems.decoding.request import Course
-from spu_llm.systems.program import Before, Held, Program
+from spu_llm.systems.decoding.request import GenerationRequest
+from spu_llm.systems.program import Program, ProviderInputs, SystemPromptShape
 from spu_llm.systems.split.records import MPC, check_served
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MiddleRequest(Course):
+class MiddleRequest(GenerationRequest):
     """What both know of a completion; how tokens are drawn is not among it. front, back: blocks of
     the client's ends. ends: digest of its parameters of them (`models.split.ends_digest`).
     """
@@ -59,7 +59,7 @@ class MiddleRequest(Course):
             provider=f"draft length, number of steps{kept}, length limits",
         )
 
-    def check_before(self, before: Before) -> None:
+    def check_before(self, before: SystemPromptShape) -> None:
         if before.rows:
             raise InputError(
                 "the provider has a text of its own before every prompt, which the front of a "
@@ -106,7 +106,7 @@ class MiddleInputs:
         return Sampling(self.temperature, self.top_k, self.top_p)
 
 
-def _admit(request: MiddleRequest, held: Held, model: ModelConfig) -> None:
+def _admit(request: MiddleRequest, held: ProviderInputs, model: ModelConfig) -> None:
     check_served(MPC, request.split, held, request.ends)
 
 

@@ -29,7 +29,7 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding import viewed
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
-from spu_llm.systems.decoding.layout import Layout
+from spu_llm.systems.decoding.session_shape import SessionShape
 from spu_llm.systems.program import Job, Program, Send
 from spu_llm.systems.split.middle import Middle, OpenRows
 
@@ -37,7 +37,7 @@ _NOTHING = JudgeInputs(None, None)
 
 
 @dataclass(frozen=True)
-class Asked(viewed.Asked):
+class ViewedMiddleRequest(viewed.ViewedRequest):
     """Lengths of prompts and steps, as `viewed.Asked` has them, and the blocks of a split model's
     front and back.
     """
@@ -56,17 +56,25 @@ class Asked(viewed.Asked):
 
 
 @dataclass(frozen=True)
-class ClientInputs:
+class ViewedMiddleInputs:
     """texts: each a prompt and the tokens of its steps."""
 
     texts: list[list[int]]
     model_dir: str
 
 
-PROGRAM = Program("viewed-split", __name__, Asked, ClientInputs, check=Asked.check)
+PROGRAM = Program(
+    "viewed-split",
+    __name__,
+    ViewedMiddleRequest,
+    ViewedMiddleInputs,
+    check=ViewedMiddleRequest.check,
+)
 
 
-def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
+def run(
+    session: PartySession, job: Job[ViewedMiddleRequest, ViewedMiddleInputs], send: Send
+) -> dict[str, Any]:
     """Run the texts. After each text the provider sends an event "seen" with `words`, uint64 [n, d]
     in base64.
     """
@@ -100,7 +108,7 @@ def received(
     the client, who brings its parameters and the text.
     """
     rows = prompt + steps
-    layout = Layout(config, (prompt,), (rows,), part=Middle(split))
+    layout = SessionShape(config, (prompt,), (rows,), part=Middle(split))
     decoder = Decoder(session, layout, OpenRows(), weights)
     ends = None if params is None else Ends(config, params, split, rows)
 

@@ -225,7 +225,7 @@ def following(at: np.ndarray, shape: Shape, goes_on: float) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Found:
+class SessionEvidence:
     """What a text says of the sessions that are recorded. log_p: a bound of p that it is of none of
     them (natural logarithm). rank: p by `references` fresh nonces, None without. best: the session
     that it fits best, None where there is none.
@@ -246,10 +246,10 @@ def detect(
     laws: Sequence[Law],
     references: int = 0,
     progress: Progress = lambda done, of: None,
-) -> Found:
+) -> SessionEvidence:
     """Test whether a text is of one of these sessions; `references`: fresh nonces for `rank`."""
     if not sessions:
-        return Found(0.0, None, 0, len(tokens))
+        return SessionEvidence(0.0, None, 0, len(tokens))
     logs = np.zeros(len(sessions))
     total, done = len(sessions) + references, 0
 
@@ -265,7 +265,7 @@ def detect(
         done += len(which)
     log_p = min(0.0, math.log(len(sessions)) - float(special.logsumexp(logs)))
     best = int(np.argmax(logs))
-    found = Found(log_p, sessions[best], len(sessions), len(tokens))
+    found = SessionEvidence(log_p, sessions[best], len(sessions), len(tokens))
     if not references:
         return found
     others = log_evidence(
@@ -276,7 +276,9 @@ def detect(
         tell,
     )
     p = rank(float(logs[best]), others) * len(sessions)
-    return Found(log_p, sessions[best], len(sessions), len(tokens), references, min(1.0, p))
+    return SessionEvidence(
+        log_p, sessions[best], len(sessions), len(tokens), references, min(1.0, p)
+    )
 
 
 def rank(own: float, others: np.ndarray) -> float:

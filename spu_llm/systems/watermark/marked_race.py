@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from protocols.verification.distribution import Sampling, Streams
-from protocols.verification.race import ClientInput, Outcome, Race, brought
+from protocols.verification.race import ClientInput, Race, RaceOutcome, brought
 from spu_llm.systems.watermark.history import packed
 from spu_llm.systems.watermark.race_marks import MarkedNoise
 
@@ -57,7 +57,11 @@ class MarkedRace:
         return brought(drafts, rows)
 
     def resolve(
-        self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
+        self,
+        outcome: RaceOutcome,
+        drafts: Sequence[int],
+        q: np.ndarray,
+        uniform: Callable[[], float],
     ) -> tuple[int, int]:
         k, token = self._race.resolve(outcome, drafts, q, uniform)
         first = len(self._generated)

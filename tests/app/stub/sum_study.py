@@ -14,7 +14,7 @@ from spu_llm.systems.program import Job, Program, Send
 
 
 @dataclass(frozen=True)
-class Asked:
+class SumRequest:
     times: int
     words: tuple[str, ...]
 
@@ -24,15 +24,17 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class ClientInputs:
+class SumInputs:
     numbers: list[int]
     label: str | None = None
 
 
-PROGRAM = Program("sum", __name__, Asked, ClientInputs, check=Asked.check, text=False, spu=None)
+PROGRAM = Program(
+    "sum", __name__, SumRequest, SumInputs, check=SumRequest.check, text=False, spu=None
+)
 
 
-def run(session: PlainSession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
+def run(session: PlainSession, job: Job[SumRequest, SumInputs], send: Send) -> dict[str, Any]:
     own = sum(job.client.numbers) if session.rank == CLIENT else len(job.provider.model_dir)
     peers = 0
     for i in range(job.request.times):

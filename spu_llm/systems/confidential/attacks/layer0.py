@@ -21,7 +21,7 @@ import numpy as np
 
 from models.family import ModelConfig
 from models.stages import stages_of
-from spu_llm.systems.confidential.attacks.views import Asked
+from spu_llm.systems.confidential.attacks.views import LayerQueries
 
 FLOAT32 = 1e-6  # relative error of answers in that arithmetic; rounding of scores grows with them
 _BLOCK = 8  # candidates that are taken in at a time
@@ -35,7 +35,7 @@ class Dictionary(NamedTuple):
     values: np.ndarray
 
 
-class Found(NamedTuple):
+class RecoveredTokens(NamedTuple):
     tokens: np.ndarray  # int [n]: the likeliest at each position
     residual: float  # of the equations, relative, in the relaxed solution
 
@@ -53,7 +53,7 @@ def dictionary(config: ModelConfig, weights: Any, positions: int) -> Dictionary:
     return made
 
 
-def recover(made: Dictionary, asked: Asked, error: float = FLOAT32) -> Found:
+def recover(made: Dictionary, asked: LayerQueries, error: float = FLOAT32) -> RecoveredTokens:
     """Recover the tokens at the positions that queries of the first layer were about. error: of the
     answers, relative to them.
     """
@@ -69,7 +69,7 @@ def recover(made: Dictionary, asked: Asked, error: float = FLOAT32) -> Found:
         here = np.flatnonzero(system.position == position)
         mass[position, system.token[here[best[here].argmax()]]] = 1
     residual = float(np.linalg.norm(rest) / np.linalg.norm(system.target))
-    return Found(mass.argmax(axis=1), residual)
+    return RecoveredTokens(mass.argmax(axis=1), residual)
 
 
 class _System:
@@ -78,7 +78,7 @@ class _System:
     Columns are not stored: there are as many as candidates, and each is an outer product.
     """
 
-    def __init__(self, made: Dictionary, asked: Asked, error: float) -> None:
+    def __init__(self, made: Dictionary, asked: LayerQueries, error: float) -> None:
         t, n = asked.visible.shape
         vocab, _, size = made.keys.shape[1:]
         query, (out, shift, mass) = asked.query.astype(np.float64), asked.answer

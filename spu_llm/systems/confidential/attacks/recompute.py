@@ -10,7 +10,7 @@ import numpy as np
 from models.family import ModelConfig
 from models.partials import Partial, partial
 from spu_llm.systems.confidential.attacks.layer0 import Dictionary
-from spu_llm.systems.confidential.attacks.views import Asked, Seen
+from spu_llm.systems.confidential.attacks.views import LayerQueries, Seen
 from spu_llm.systems.confidential.engine import Engine
 from spu_llm.systems.confidential.held import Held
 
@@ -36,7 +36,7 @@ def by_answers(candidates: Held, seen: Seen, count: int, steps: int) -> np.ndarr
     return total / max(1, len(seen.steps[:steps]))
 
 
-def by_first_layer(made: Dictionary, asked: Asked, candidates: np.ndarray) -> np.ndarray:
+def by_first_layer(made: Dictionary, asked: LayerQueries, candidates: np.ndarray) -> np.ndarray:
     """Measure how far the first layer's answers would have been from those that came, computed from
     its keys and values alone, for each of the candidates [c, n].
     """

@@ -15,7 +15,7 @@ from spu_llm.core.values import decode, sign_extended
 from spu_llm.systems.confidential.engine import Engine, Private
 
 
-class Asked(NamedTuple):
+class LayerQueries(NamedTuple):
     """Queries of one layer, and the attention that came back: t queries over n positions."""
 
     query: np.ndarray  # [t, kv head, group, head_dim], scaled
@@ -41,11 +41,11 @@ class Seen:
     length: int
     steps: list[Step] = field(default_factory=list)
 
-    def asked(self, layer: int, steps: int) -> Asked:
+    def asked(self, layer: int, steps: int) -> LayerQueries:
         """Return a layer's queries and answers of the first `steps` generated tokens."""
         taken = self.steps[:steps]
         answers = [step.answers[layer] for step in taken]
-        return Asked(
+        return LayerQueries(
             np.stack([step.queries[layer] for step in taken]),
             Partial(*(np.stack(parts) for parts in zip(*answers, strict=True))),
             np.ones((len(taken), self.length), bool),
@@ -95,14 +95,14 @@ class Shares:
         return query, Partial(out, (coarse + 2) / 16, mass)
 
 
-def asked_of(shares: Sequence[Shares], groups: int) -> Asked:
+def asked_of(shares: Sequence[Shares], groups: int) -> LayerQueries:
     """Return queries and answers of the last row of the prompt, and of each step after it; a row
     sees itself, too.
     """
     rows = np.cumsum([part.rows for part in shares])
     found = [part.decoded(groups) for part in shares]
     queries, answers = zip(*found, strict=True)
-    return Asked(
+    return LayerQueries(
         np.stack(queries),
         Partial(*(np.stack(parts) for parts in zip(*answers, strict=True))),
         np.arange(rows[-1]) < rows[:, None],

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from models.tokenizer import Tokenizer
-from spu_llm.systems.outcome import Outcome
+from spu_llm.systems.outcome import AttackOutcome
 from spu_llm.systems.split import scores
 from spu_llm.systems.split.attacks.views import Texts
 
@@ -39,7 +39,7 @@ def of_tokens(
     others: Texts = (),
     counted: slice = slice(None),
     notes: str = "",
-) -> Outcome:
+) -> AttackOutcome:
     """Score guesses of the right token in its place, at the positions `counted` of every text.
     others: further texts like the true ones.
 
@@ -63,7 +63,7 @@ def of_texts(
     others: Texts,
     tokenizer: Tokenizer,
     counted: slice = slice(None),
-) -> Iterator[Outcome]:
+) -> Iterator[AttackOutcome]:
     """Yield scores of texts as wholes, or of their parts `counted`: CRT, the tokens of a text
     wherever they stand, and NOIR's win rules and leak, a try a text.
     """
@@ -82,7 +82,7 @@ def of_texts(
 
 def _outcome(
     attack: str, mode: str, what: str, tries: int, hits: np.ndarray, notes: str = ""
-) -> Outcome:
+) -> AttackOutcome:
     """Score hits [guess, text]: the first texts are those of the guesses, the others stand for what
     they might have been.
     """
@@ -91,7 +91,7 @@ def _outcome(
     elsewhere = np.ones(hits.shape, bool)
     elsewhere[own, own] = False
     rate = float(hits[elsewhere].sum() / max(1, elsewhere.sum()) * len(hits) / tries)
-    return Outcome(
+    return AttackOutcome(
         attack, mode, what, tries, right, min(rate, 1.0), notes=notes, luck=_luck(hits, right)
     )
 
@@ -113,7 +113,7 @@ def _luck(hits: np.ndarray, right: int) -> float:
 
 def of_beginnings(
     attack: str, mode: str, guess: Sequence[Sequence[int]], true: Sequence[Sequence[int]]
-) -> Outcome:
+) -> AttackOutcome:
     """Score, over the pairs of texts that have a beginning in common, whether its length was found
     (A9). Chance: that of a guess that was made for another pair; the probability of luck is found
     by giving the texts each other's places, since a text stands in many pairs.
@@ -134,7 +134,7 @@ def of_beginnings(
         return int((found[place[first], place[second]] == lengths).sum())
 
     luck = (1 + sum(drawn() >= right for _ in range(DRAWS))) / (1 + DRAWS)
-    return Outcome(
+    return AttackOutcome(
         attack,
         mode,
         "the length of the beginning that two texts have in common",
@@ -146,7 +146,7 @@ def of_beginnings(
     )
 
 
-def of_twins(attack: str, mode: str, what: str, found: Sequence[int]) -> Outcome:
+def of_twins(attack: str, mode: str, what: str, found: Sequence[int]) -> AttackOutcome:
     """Score guesses of the other text of each text's pair, 0 and 1, 2 and 3, and so on (A9).
     Chance: that of one of all other texts; the probability of luck is found by other ways of
     pairing texts.
@@ -162,12 +162,12 @@ def of_twins(attack: str, mode: str, what: str, found: Sequence[int]) -> Outcome
         return int((guess == partner).sum())
 
     luck = (1 + sum(drawn() >= right for _ in range(DRAWS))) / (1 + DRAWS)
-    return Outcome(attack, mode, what, n, right, 1 / (n - 1), luck=luck)
+    return AttackOutcome(attack, mode, what, n, right, 1 / (n - 1), luck=luck)
 
 
 def of_nearest(
     attack: str, mode: str, what: str, found: Sequence[Sequence[tuple[int, int]]], texts: Texts
-) -> Outcome:
+) -> AttackOutcome:
     """Score, for each row, the row of another text, as (text, place), that is said to be of the
     same token (A5). Chance: of a random row of another text; the probability of luck is found by
     shuffling the tokens of each text.
@@ -189,7 +189,7 @@ def of_nearest(
     shuffled = [equal([source.permutation(text) for text in tokens]) for _ in range(SHUFFLES)]
     luck = (1 + sum(n >= right for n in shuffled)) / (1 + SHUFFLES)
     chances = np.concatenate(rates)
-    return Outcome(
+    return AttackOutcome(
         attack,
         mode,
         what,
@@ -203,7 +203,7 @@ def of_nearest(
 
 def of_pairs(
     attack: str, mode: str, what: str, groups: Sequence[Sequence[int]], labels: Texts
-) -> Outcome:
+) -> AttackOutcome:
     """Score pairs of positions that are said to have equal labels: how many have them (A11).
     groups: a number for each position, the same where labels are said to be equal, negative where
     nothing is said. Chance: the rate of all pairs; the probability of luck is found by shuffling
@@ -216,14 +216,14 @@ def of_pairs(
     said, equal = _pairs(group), _pairs(label)
     every = max(1, len(label) * (len(label) - 1) // 2)
     if not said:
-        return Outcome(
+        return AttackOutcome(
             attack, mode, what, 1, 0, equal / every, notes="no two were said to be equal"
         )
     size, source = label.max() + 1, np.random.default_rng(0)
     both = _pairs(group * size + label)
     shuffled = [_pairs(group * size + source.permutation(label)) for _ in range(SHUFFLES)]
     luck = (1 + sum(n >= both for n in shuffled)) / (1 + SHUFFLES)
-    return Outcome(
+    return AttackOutcome(
         attack,
         mode,
         what,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spu_llm.systems.outcome import Outcome
+from spu_llm.systems.outcome import AttackOutcome
 from spu_llm.systems.split.attacks import (
     adversarial,
     beginnings,
@@ -79,7 +79,7 @@ class Session:
         what: str = TOKEN,
         counted: slice = slice(None),
         notes: str = "",
-    ) -> Outcome:
+    ) -> AttackOutcome:
         what = f"{what}, {how}" if how else what
         return scored.of_tokens(
             attack, self.mode, what, guess, self.texts, self.others, counted, notes
@@ -87,7 +87,7 @@ class Session:
 
     def won(
         self, attack: str, guess: Texts, how: str, counted: slice = slice(None)
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[AttackOutcome]:
         """Yield scores by the paper's rules, where there is a tokenizer to make text of tokens."""
         if (tokenizer := self.public.tokenizer) is not None:
             yield from scored.of_texts(
@@ -95,7 +95,7 @@ class Session:
             )
 
 
-def a1(session: Session) -> Iterator[Outcome]:
+def a1(session: Session) -> Iterator[AttackOutcome]:
     """Yield the outcomes of A1, beside what inverters find in public text without a codebook: a
     guess is no better than chance by a codebook only where they are good there.
     """
@@ -110,7 +110,7 @@ def a1(session: Session) -> Iterator[Outcome]:
     yield from session.won("A1", guess, "by inverter and corrector")
 
 
-def a2(session: Session) -> Iterator[Outcome]:
+def a2(session: Session) -> Iterator[AttackOutcome]:
     guess, prompt = reading.attack(session.view, session.public), session.prompt
     yield session.judged("A2", guess, "by the public back", CODE, slice(prompt, None))
     yield session.judged(
@@ -121,7 +121,7 @@ def a2(session: Session) -> Iterator[Outcome]:
     yield session.judged("A2", shifted, "by the public back", "the right token of the row itself")
 
 
-def a3(session: Session) -> Iterator[Outcome]:
+def a3(session: Session) -> Iterator[AttackOutcome]:
     """Yield A3's outcomes, from the prompts that A1's inverter finds and those that A2 reads."""
     prompt = session.prompt
     count = min(map(len, session.texts)) - prompt
@@ -137,7 +137,7 @@ def a3(session: Session) -> Iterator[Outcome]:
         yield from session.won("A3", whole, f"after the prompt that {how} found", counted)
 
 
-def a4(session: Session) -> Iterator[Outcome]:
+def a4(session: Session) -> Iterator[AttackOutcome]:
     base, public = session.inverters.base, session.public
     first = base.tokens(session.view.rows)
     yield session.judged("A4", first, "by the inverter")
@@ -151,7 +151,7 @@ def a4(session: Session) -> Iterator[Outcome]:
         yield _of_labels(session, tuned, "A4", guess, "by matching gradients")
 
 
-def a5(session: Session) -> Iterator[Outcome]:
+def a5(session: Session) -> Iterator[AttackOutcome]:
     grouped = counting.groups(session.view, session.public)
     yield scored.of_pairs(
         "A5", session.mode, "two rows said to be of the same token", grouped, session.texts
@@ -169,7 +169,7 @@ def a5(session: Session) -> Iterator[Outcome]:
         yield from session.won("A5", guess, f"by how frequent it is, k = {k}")
 
 
-def a6(session: Session) -> Iterator[Outcome]:
+def a6(session: Session) -> Iterator[AttackOutcome]:
     grouped = counting.groups(session.view, session.public)
     for way in counting.WAYS:
         guess = counting.by_place(session.view, session.public, way, grouped)
@@ -177,7 +177,7 @@ def a6(session: Session) -> Iterator[Outcome]:
         yield from session.won("A6", guess, f"by what is at a place, grouped by {way}")
 
 
-def a8(session: Session) -> Iterator[Outcome]:
+def a8(session: Session) -> Iterator[AttackOutcome]:
     guess = inversion.attack(session.view, session.public)
     pairs = zip(guess, session.texts, strict=True)
     whole = sum(list(found) == list(text) for found, text in pairs)
@@ -185,7 +185,7 @@ def a8(session: Session) -> Iterator[Outcome]:
     yield from session.won("A8", guess, "by trying all")
 
 
-def a9(session: Session) -> Iterator[Outcome]:
+def a9(session: Session) -> Iterator[AttackOutcome]:
     if session.beginnings is not None:
         view, texts = session.beginnings
         guess, true = beginnings.attack(view), beginnings.truth(texts)
@@ -196,7 +196,7 @@ def a9(session: Session) -> Iterator[Outcome]:
         yield scored.of_twins("A9", session.mode, what, found)
 
 
-def a10(session: Session) -> Iterator[Outcome]:
+def a10(session: Session) -> Iterator[AttackOutcome]:
     known = [text[: session.template] for text in session.texts]
     guess = templates.attack(session.view, session.public, known)
     there = {token for text in known for token in text}
@@ -214,7 +214,7 @@ def a10(session: Session) -> Iterator[Outcome]:
     )
 
 
-def a11(session: Session) -> Iterator[Outcome]:
+def a11(session: Session) -> Iterator[AttackOutcome]:
     if (tuned := session.tuned) is not None:
         groups = labels.attack(tuned.honest, session.public)
         yield scored.of_pairs(
@@ -224,7 +224,7 @@ def a11(session: Session) -> Iterator[Outcome]:
         yield _of_labels(session, tuned, "A11", guess, "by how frequent its gradient is")
 
 
-def a12(session: Session) -> Iterator[Outcome]:
+def a12(session: Session) -> Iterator[AttackOutcome]:
     if (tuned := session.tuned) is not None:
         guess = adversarial.attack(tuned.adversarial, session.public)
         how = "by gradients of rows of the host's choice"
@@ -246,7 +246,9 @@ def a12(session: Session) -> Iterator[Outcome]:
         )
 
 
-def _of_labels(session: Session, tuned: Tuned, attack: str, guess: Texts, how: str) -> Outcome:
+def _of_labels(
+    session: Session, tuned: Tuned, attack: str, guess: Texts, how: str
+) -> AttackOutcome:
     """Score guesses of the next tokens of the tuning texts."""
     return scored.of_tokens(
         attack,
@@ -258,7 +260,7 @@ def _of_labels(session: Session, tuned: Tuned, attack: str, guess: Texts, how: s
     )
 
 
-ATTACKS: dict[str, Callable[[Session], Iterator[Outcome]]] = {
+ATTACKS: dict[str, Callable[[Session], Iterator[AttackOutcome]]] = {
     "a1": a1,
     "a2": a2,
     "a3": a3,

@@ -33,7 +33,7 @@ ROUNDS = 4
 NOISE = 1.0  # of rows of training hypotheses, in units of their spread
 
 
-class Found(NamedTuple):
+class HeldOutScores(NamedTuple):
     """Shares of the tokens of public texts that were held out of training."""
 
     base: float
@@ -72,7 +72,7 @@ class Inverters:
         return self._trained(features, self.seed + 1)
 
     @cached_property
-    def on_public(self) -> Found:
+    def on_public(self) -> HeldOutScores:
         """Measure base and corrector on public text that they were not trained on."""
         apart = held_out(len(self._texts))
         texts, view = np.asarray(self._texts[-apart:]), HostView(self._rows[-apart:])
@@ -80,7 +80,7 @@ class Inverters:
             float(np.mean(np.asarray(guess) == texts))
             for guess in (self.base.tokens(view.rows), attack(view, self))
         )
-        return Found(base, corrected, texts.size)
+        return HeldOutScores(base, corrected, texts.size)
 
     @property
     def _texts(self) -> list[list[int]]:

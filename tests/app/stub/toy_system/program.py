@@ -16,7 +16,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.program import Held, Job, Nothing, Program, Send
+from spu_llm.systems.program import Job, Nothing, Program, ProviderInputs, Send
 
 BITS = 20  # of a number
 
@@ -35,7 +35,7 @@ class Secret:
     number: int
 
 
-def admit(request: Nothing, held: Held, model: ModelConfig) -> None:
+def admit(request: Nothing, held: ProviderInputs, model: ModelConfig) -> None:
     if held.served.read(Secret) is None:
         raise InputError("the provider has no number to compare with")
 

@@ -28,7 +28,7 @@ class Place(NamedTuple):
     visible: Any  # bool [lane, n, row of the cache]
 
 
-class Part(Protocol):
+class ModelPart(Protocol):
     """The part of a model that a session computes on shares. Parts that are equal compute the same,
     and have equal hashes.
     """
@@ -58,7 +58,7 @@ class Part(Protocol):
 
     def forward(
         self,
-        layout: Layout,
+        layout: SessionShape,
         weights: Any,
         given: Array,
         at: Rows,
@@ -112,7 +112,7 @@ class WholeModel:
 
     def forward(
         self,
-        layout: Layout,
+        layout: SessionShape,
         weights: Any,
         given: Array,
         at: Rows,
@@ -140,7 +140,7 @@ def moved(positions: Array, by: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SessionShape:
     """Public sizes of a decoding session."""
 
     config: ModelConfig
@@ -166,7 +166,7 @@ class Layout:
     """How many rows of the prefix, the first after the public ones, may hold no text."""
     public: int = 0
     """How many rows of the prefix, the first ones, hold tokens that the client knows, too."""
-    part: Part = field(default_factory=WholeModel)
+    part: ModelPart = field(default_factory=WholeModel)
     """What is computed on shares. Nothing comes before a prompt where it opens rows."""
 
     @property

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from spu_llm.core.errors import PoolError, WantedError
-from spu_llm.offline import giving_way
-from spu_llm.offline.giving_way import going_first, in_background, is_claimed
+from spu_llm.offline import priority_lock
+from spu_llm.offline.priority_lock import going_first, in_background, is_claimed
 from spu_llm.offline.stock import stocks
 
 
@@ -43,7 +43,7 @@ def test_what_is_made_ends_when_a_completion_comes(
         if len(said) == 4:
             making.__exit__(None, None, None)
 
-    monkeypatch.setattr(giving_way.time, "sleep", pause)
+    monkeypatch.setattr(priority_lock.time, "sleep", pause)
     with going_first(directory, lambda: said.append("waits")):
         assert said == ["waits", "pause", "pause", "pause"]
 
@@ -78,7 +78,7 @@ def test_only_one_makes_in_the_background(directory: Path) -> None:
 def test_a_completion_waits_no_longer_than_it_says(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giving_way, "WAIT_S", 0.2)
+    monkeypatch.setattr(priority_lock, "WAIT_S", 0.2)
     with in_background(directory) as look:
         with pytest.raises(PoolError, match="in use .* did not end within 0.2 s"):
             with going_first(directory, lambda: None):
@@ -89,8 +89,8 @@ def test_a_completion_waits_no_longer_than_it_says(
 CLAIM = """
 import sys, time
 from pathlib import Path
-from spu_llm.offline import giving_way
-with giving_way.{claim}:
+from spu_llm.offline import priority_lock
+with priority_lock.{claim}:
     print("has it", flush=True)
     time.sleep(600)
 """

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.arithmetic.product import linear, multiply
-from spu_llm.compiler.demand import Demand, Taken
+from spu_llm.compiler.demand import CorrelationRequest, Demand
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Channel, MemoryChannel, Traffic, round_trip_s
 from spu_llm.core.correlation import Correlation
@@ -26,8 +26,8 @@ from spu_llm.core.errors import PoolError, WireError, WorkerError
 from spu_llm.core.meter import Meter
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.offline.background_producer import _NICENESS, ROUND_TRIP_S, BackgroundProducer
 from spu_llm.offline.pool import Pool
-from spu_llm.offline.production import _NICENESS, ROUND_TRIP_S, Production
 from spu_llm.offline.supply import Supply
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session
@@ -54,7 +54,7 @@ class Sides:
             for pool in parties.pools  # type: ignore[arg-type]
         ]
         self.productions = [
-            Production(supply, meter)
+            BackgroundProducer(supply, meter)
             for supply, meter in zip(self.supplies, self.meters, strict=True)
         ]
         for supply, production in zip(self.supplies, self.productions, strict=True):
@@ -63,7 +63,7 @@ class Sides:
 
     def start(self, correlation: Correlation, units: int) -> None:
         """Unless there is something under way, which has to be waited for before."""
-        demand = Demand.of([Taken(correlation, units)])
+        demand = Demand.of([CorrelationRequest(correlation, units)])
 
         def work(rank: int, pool: Pool) -> None:
             if not self.productions[rank].running:
@@ -364,12 +364,12 @@ def run(session: PartySession, x: np.ndarray, *, beside: bool) -> Any:
         channel.inner = _Noting(channel.inner, sizes)
     results = []
     for left in (2, 1, 0):
-        session.make_ready(FORWARD, *args)
+        session.preprocess(FORWARD, *args)
         if left:
-            session.make_beside(course_of(2, FORWARD, *args))
+            session.prefetch(course_of(2, FORWARD, *args))
             assert session.production.running == beside
         results.append(session.call(FORWARD, *args))
-    session.stop_beside()
+    session.stop_prefetching()
     for channel, original in zip(channels, originals, strict=True):
         channel.inner = original
     session.beside = False
@@ -434,9 +434,9 @@ def test_a_call_that_has_spu_at_work_runs_alone(simulation: Simulation) -> None:
 
     def program(session: PartySession) -> Any:
         args = arguments(session, x)
-        session.make_ready(IN_SPU, *args)
+        session.preprocess(IN_SPU, *args)
         session.beside = True
-        session.make_beside(course_of(2, IN_SPU, *args))
+        session.prefetch(course_of(2, IN_SPU, *args))
         assert not session.production.running
         session.beside = False
         demand = session.demand(FORWARD, *arguments(session, np.ones((ROWS, 4), np.float32)))[0]
@@ -457,10 +457,10 @@ def test_what_ends_it_ends_the_call_before_its_next_message(simulation: Simulati
 
     def program(session: PartySession) -> Any:
         args = arguments(session, x)
-        session.make_ready(FORWARD, *args)
+        session.preprocess(FORWARD, *args)
         session.beside, make = True, session.pool._make
         session.pool._make = refuses
-        session.make_beside(course_of(20, FORWARD, *args))
+        session.prefetch(course_of(20, FORWARD, *args))
         while session.production._error is None:
             time.sleep(0.01)
         before = session._channel.traffic

@@ -31,7 +31,7 @@ class Admitted:
     writes: tuple[Path, ...]
 
 
-class Places:
+class AdmissionControl:
     """So many sessions at a time, and of one certificate."""
 
     def __init__(self, places: int, of_one: int) -> None:

@@ -35,7 +35,7 @@ _NICENESS = 5
 _LOOK_S = 0.1
 
 
-class Production:
+class BackgroundProducer:
     """This party's half. All methods are for the session's own thread."""
 
     def __init__(self, supply: Supply, meter: Meter) -> None:
