@@ -276,4 +276,4 @@ def main() -> None:
     events = Events()
     events.answer = lambda: True  # there is no supervisor, and nobody else receives hints
     task = Task.of_line(sys.stdin.readline())
-    events.send("result", **run_task(task, events, lambda seconds: None))
+    events.send("result", **run_task(COMPLETION, task, events, lambda seconds: None))
