@@ -122,7 +122,6 @@ def run(session: PartySession, job: Job[Shape, ScaleInputs], send: Send) -> dict
     with session.meter.in_phase("offline"):
         send("stage", name="making weights and programs")
         completion = _Course(session, shape, job)
-    session.on_batch = lambda made, total: send("update", name=f"material {made} of {total}")
     measured.forget_peak()
     send("stage", name=f"prefilling {shape.prompt_tokens} tokens")
     prefill = completion.prefill()

@@ -118,7 +118,6 @@ def run(session: PartySession, job: Job[Request, Nothing], send: Send) -> dict[s
     request = job.request
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the inputs: random numbers of known seeds (study)")
-    session.on_batch = lambda made, total: send("update", name=f"material {made} of {total}")
     bench = VerifyBench(session, request)
     after_warm_up = bench.memory()
     blocks, rows = [], []
@@ -186,9 +185,8 @@ class VerifyBench(Bench):
             return [given, *inputs]
 
         mark = len(session.meter.entries)
-        session.party.supply = Zeros()
-        args = once(0)
-        session.party.supply = session.supply
+        with session.supplied_by(Zeros()):
+            args = once(0)
         segments = [e for e in session.meter.entries[mark:] if e.kind == "segment"]
         runs.demand, _ = session.demand(runs.function, *args)
         session.make(runs.demand)

@@ -184,7 +184,7 @@ def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, 
     for name, need in demand.material.items():
         made = [e for e in batches if e.name == name]
         units = len(made) * need.correlation.chunk
-        used[name] = replace(need, units=units - session.supply.available(need.correlation))
+        used[name] = replace(need, units=units - session.preprocessing.available(need.correlation))
         material[name] = {"units": units, "used_units": used[name].units} | total(made, rank)
     set_up, hint = total(rest, rank) | {"seconds": seconds}, total(hints, rank)
     making = total([replace(e, seconds=0.0) if e.beside else e for e in batches] + waits, rank)

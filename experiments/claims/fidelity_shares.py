@@ -208,7 +208,6 @@ def dealt(
 
     def party(session: PartySession) -> dict[str, Any]:
         client = session.rank == CLIENT
-        session.party.supply = dealer.source(session.rank)
         job: Job[Windows, WindowInputs] = Job(
             asked,
             config,
@@ -221,7 +220,8 @@ def dealt(
                 progress.stage(fields["name"])
             opened.keep({"event": event, **fields})
 
-        return run(session, job, send)
+        with session.supplied_by(dealer.source(session.rank)):
+            return run(session, job, send)
 
     try:
         with Simulation() as both:

@@ -104,8 +104,8 @@ def make_second_batches(session: PartySession, demand: Demand) -> None:
     made = batches_made(session.meter.entries)
     for name, need in demand.material.items():
         if len(made.get(name, ())) == 1:
-            there = session.supply.available(need.correlation)
-            session.supply.prepare(need.correlation, there + 1, need.fixed)
+            there = session.preprocessing.available(need.correlation)
+            session.preprocessing.prepare(need.correlation, there + 1, need.fixed)
 
 
 def grouped(entries: Iterable[Entry], name_of: Callable[[Entry], str]) -> dict[str, list[Entry]]:

@@ -29,5 +29,5 @@ def extend(session: PartySession, count: int) -> None:
     """Make batches of a gate in which both stocks are extended `count` times."""
     gate = correlation(leaf(root=False))
     batches = math.ceil(count * STOCK / (gate.chunk * gate.transfers))
-    there = session.supply.available(gate)
-    session.supply.prepare(gate, there + batches * gate.chunk)
+    there = session.preprocessing.available(gate)
+    session.preprocessing.prepare(gate, there + batches * gate.chunk)

@@ -42,8 +42,8 @@ def run_study(
     client's.
 
     `tokenizer` is the directory of the client's copy, that of `model` by default; `sampling_seed`
-    fixes the provider's joint randomness. Events named "stage" and "update" are shown, all others
-    go to `on_event`.
+    fixes the provider's joint randomness. Events named "stage", "update" and "making" are shown,
+    all others go to `on_event`.
     """
     relays: list[Relay] = []
 
@@ -57,6 +57,8 @@ def run_study(
             progress.stage(event["name"])
         elif event["event"] == "update":
             progress.update(event["name"])
+        elif event["event"] == "making":
+            progress.update(f"material {event['made']} of {event['total']}")
         else:
             on_event(event)
 

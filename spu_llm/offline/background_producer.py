@@ -21,7 +21,9 @@ from contextlib import contextmanager, suppress
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.channel import Traffic
 from spu_llm.core.meter import Meter
-from spu_llm.offline.supply import Supply, batches
+from spu_llm.offline import schedule
+from spu_llm.offline.batch_maker import BatchMaker
+from spu_llm.offline.supply import Supply
 
 # A message to the peer's worker and its answer take so long, or nothing is made beside. A step of
 # the demo's model has some 250 rounds, of half of this each, and computes for under a second: from
@@ -38,8 +40,17 @@ _LOOK_S = 0.1
 class BackgroundProducer:
     """This party's half. All methods are for the session's own thread."""
 
-    def __init__(self, supply: Supply, meter: Meter) -> None:
-        self._supply, self._meter = supply, meter
+    def __init__(
+        self,
+        supply: Supply,
+        maker: BatchMaker,
+        meter: Meter,
+        on_batch: Callable[[int, int], None] = lambda made, total: None,
+    ) -> None:
+        """Take what makes the supply's batches. on_batch(made, total) hears of batches that are
+        waited for.
+        """
+        self._supply, self._maker, self._meter, self._on_batch = supply, maker, meter, on_batch
         self._thread: threading.Thread | None = None
         self._total = 0
         self._made: list[Callable[[], None]] = []  # what adds them
@@ -48,16 +59,11 @@ class BackgroundProducer:
         self._turn = threading.Condition()
         self._begun, self._held, self._end = 0, False, 0
         self._working = False  # between the begin of a batch and its end
-        self.on_batch: Callable[[int, int], None] = lambda made, total: None
 
     @property
     def running(self) -> bool:
         """Return whether something was started and not yet added, which both parties know."""
         return self._thread is not None
-
-    def is_here(self) -> bool:
-        """Return whether the caller's thread is the one that makes batches."""
-        return threading.current_thread() is self._thread
 
     def start(self, demand: Demand) -> None:
         """Begin to make what the supply lacks of `demand`; hints that this takes are fetched
@@ -65,7 +71,7 @@ class BackgroundProducer:
         """
         assert self._thread is None
         lacking = self._supply.lacking(demand)
-        self._total, self._made = batches(lacking), []
+        self._total, self._made = schedule.batches(lacking), []
         self._begun, self._held, self._end = 0, False, 1 << 30
         if lacking:
             self._thread = threading.Thread(
@@ -83,7 +89,7 @@ class BackgroundProducer:
 
     def settle(self) -> None:
         """Wait for all that was started, in phase "offline", and add it to the supply; raises as
-        `check`. `on_batch` hears of batches that are waited for.
+        `check`.
         """
         self.check()
         if self._thread is None:
@@ -107,10 +113,10 @@ class BackgroundProducer:
             made = min(len(self._made) - before, total)
             if made > told:
                 told = made
-                self.on_batch(made, total)
+                self._on_batch(made, total)
             thread.join(_LOOK_S)
         if told < total:
-            self.on_batch(total, total)
+            self._on_batch(total, total)
 
     def stop(self, agree: Callable[[int], int]) -> None:
         """End the thread after the batches that either party has begun, and add these. agree(n)
@@ -144,7 +150,7 @@ class BackgroundProducer:
     def _run(self, produced: Iterator[Callable[[], None]]) -> None:
         try:
             _be_nice()
-            with self._meter.beside("offline"):
+            with self._meter.beside("offline"), self._maker.in_this_thread():
                 while self._goes_on() and (add := next(produced, None)) is not None:
                     self._made.append(add)
         except BaseException as exc:

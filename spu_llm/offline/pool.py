@@ -88,9 +88,12 @@ class Pool:
         *,
         session: bytes = b"",
         directory: Path | None = None,
+        room: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Open the pool. `session`: a secret of both parties, fresh for every pool. `directory`:
-        where batches outlive the process; what is there serves after `resume`. PoolError when it is
+        where batches outlive the process; what is there serves after `resume`. room(): by how much
+        files may grow now, None: by any number; what is beyond is lost with this process, as after
+        a crash: batches are kept in memory, units are not put back. PoolError when the directory is
         in use, open to others or damaged.
         """
         assert session or directory is None, "batches on disk are named after their session"
@@ -99,9 +102,7 @@ class Pool:
         self._batches: dict[str, list[_Batch]] = {}
         self._empty: list[_Batch] = []  # to be removed when nobody waits
         self._closed = False
-        # By how much files may grow now; None: by any number. What is beyond is lost with this
-        # process, as after a crash: batches are kept in memory, units are not put back.
-        self.room: Callable[[], int | None] = lambda: None
+        self.room = room
         self._directory = PoolDirectory(directory, rank) if directory is not None else None
         self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
 

@@ -4,14 +4,13 @@ for everything that is bound to nobody's weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 from spu_llm.compiler.demand import CorrelationRequest, Demand
 from spu_llm.core.correlation import Correlation, Material
 from spu_llm.core.integers import Factor
+from spu_llm.offline import schedule
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.silent.products import SilentProducts
 
@@ -21,8 +20,6 @@ class Supply:
 
     def __init__(self, pool: Pool, products: SilentProducts) -> None:
         self.pool, self.products = pool, products
-        # Waits for what is made beside, and adds it: before anything else is made.
-        self.settle: Callable[[], None] = lambda: None
 
     def available(self, correlation: Correlation) -> int:
         """Return how many units are made and not taken."""
@@ -45,9 +42,8 @@ class Supply:
         on_batch(made, total) is called before each batch and, if there was any, in the end.
         PoolError, with nothing made, when what is there was made for other weights.
         """
-        self.settle()
         lacking = self.lacking(demand)
-        total = batches(lacking)
+        total = schedule.batches(lacking)
         if total:
             on_batch(0, total)
         for made, add in enumerate(self.produce(lacking), 1):
@@ -63,8 +59,7 @@ class Supply:
             if one.correlation.fixed is None:
                 self.pool.prepare(one.correlation, 0)
         self.set_up(demand)
-        missing = [replace(n, units=n.units - self.available(n.correlation)) for n in wanted]
-        return [one for one in missing if one.units > 0]
+        return schedule.lacking(wanted, self.available)
 
     def produce(self, lacking: Sequence[CorrelationRequest]) -> Iterator[Callable[[], None]]:
         """Make whole batches until all that lacks is made, and yield for each a function that adds
@@ -86,7 +81,6 @@ class Supply:
         """Make units until `units` are there; `fixed`: the provider's array, if there is one and at
         the provider.
         """
-        self.settle()
         if correlation.fixed is not None:
             self.products.prepare(correlation, units, fixed)
         else:
@@ -102,15 +96,6 @@ class Supply:
 
     def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         """Return `units` units that nobody ever gets again."""
-        if self.available(correlation) < units:
-            self.settle()
         if correlation.fixed is not None:
             return self.products.take(correlation, units, fixed)
         return self.pool.take(correlation, units)
-
-
-def batches(lacking: Sequence[CorrelationRequest]) -> int:
-    """Return how many batches, of one chunk each, make what lacks; positions that are the last ones
-    under a key may take one more.
-    """
-    return sum(math.ceil(one.units / one.correlation.chunk) for one in lacking)

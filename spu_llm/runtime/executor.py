@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 
-from spu_llm.compiler.demand import CorrelationRequest
+from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.linear import has_numbers_in_bits
 from spu_llm.compiler.plan import OpCall, Plan, Run
@@ -17,16 +17,14 @@ from spu_llm.core.merged_rounds import run_together
 from spu_llm.core.meter import Meter
 from spu_llm.core.party import Party
 from spu_llm.core.values import Owner, Private, Value, owner_of, public
-from spu_llm.offline.background_producer import BackgroundProducer
+from spu_llm.offline.preprocessing import Preprocessing
 from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 
 _Call = tuple[OpCall, Sequence[Value]]  # with its operands
 
 
 class Executor:
-    """One party of a session. `dry_run` tells what a call takes; `make(material)` makes what the
-    pool lacks of it. `production`: what is made beside, which needs SPU, too.
-    """
+    """One party of a session. `dry_run` tells what a call takes, which `preprocessing` makes."""
 
     def __init__(
         self,
@@ -35,11 +33,10 @@ class Executor:
         spu: SpuRuntime,
         meter: Meter,
         dry_run: DryRun,
-        make: Callable[[Sequence[CorrelationRequest]], None],
-        production: BackgroundProducer,
+        preprocessing: Preprocessing,
     ) -> None:
         self._party, self._channel, self._spu, self._meter = party, channel, spu, meter
-        self._dry_run, self._make, self._production = dry_run, make, production
+        self._dry_run, self._preprocessing = dry_run, preprocessing
         self._merged = itertools.count()  # calls in merged rounds so far
         self._ready = False  # whether all that a call takes is there
         # Hears of every call of an op, with its operands and results at this party.
@@ -70,7 +67,7 @@ class Executor:
         joint = run.owner is Owner.JOINT
         if not run.local or (joint and has_numbers_in_bits(values)):
             # SPU has one log for a process, and who makes material waits for no one here.
-            self._production.settle()
+            self._preprocessing.settle()
             results, traffic = self._spu.run(compile_segment(run, plan.owner_of), values)
             # A dry run cannot know the form that SPU chooses, nor what is then taken.
             self._ready = False
@@ -89,7 +86,7 @@ class Executor:
         Their material is there before they start: they may ask for it in another order at the other
         party, and making takes both.
         """
-        self._production.check()  # what ended it ends the call, too, and not at its end only
+        self._preprocessing.check()  # what ended it ends the call, too, and not at its end only
         if len(group) == 1 or all(call.op.non_interactive for call, _ in group):
             return [self._one(name, *call) for call in group]
         names = [self._dry_run.names(*call) for call in group]
@@ -106,10 +103,17 @@ class Executor:
                 made = [self._one(name, *chosen[0])]
             else:
                 if not self._ready:
-                    self._make([need for call in chosen for need in self._dry_run.takes(*call)])
+                    self._make(chosen)
                 made = self._together(name, chosen)
             results.update(zip(together, made, strict=True))
         return [results[i] for i in range(len(group))]
+
+    def _make(self, calls: Sequence[_Call]) -> None:
+        """Make what calls take, as their dry run finds."""
+        if self._party.supply is self._preprocessing:  # and no study's own source
+            requests = [one for call in calls for one in self._dry_run.takes(*call)]
+            with self._meter.in_phase("offline"):
+                self._preprocessing.make(Demand.of(requests))
 
     def _one(self, name: str, call: OpCall, values: Sequence[Value]) -> list[Value]:
         started = time.perf_counter()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from spu_llm.compiler.demand import CorrelationRequest, Demand
+from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.compiler.secure_function import SecureFunction
@@ -28,21 +28,21 @@ from spu_llm.core.channel import (
     round_trip_s,
     say_goodbye,
 )
-from spu_llm.core.correlation import Correlation
-from spu_llm.core.errors import ManifestMismatch, PoolError
+from spu_llm.core.errors import ManifestMismatch
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.meter import Meter
-from spu_llm.core.party import Party
+from spu_llm.core.party import Party, Source
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Private, Public, Value
 from spu_llm.offline import peer_directories
-from spu_llm.offline.background_producer import ROUND_TRIP_S, BackgroundProducer
+from spu_llm.offline.background_producer import ROUND_TRIP_S
+from spu_llm.offline.batch_maker import BatchMaker
 from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.pool import Pool
+from spu_llm.offline.preprocessing import Preprocessing
 from spu_llm.offline.silent.products import Receiving, SilentProducts
 from spu_llm.offline.stock import Budget, room_in
-from spu_llm.offline.supply import Supply
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.executor import Executor, check_owner
 from spu_llm.runtime.session import Session, private_array
@@ -53,6 +53,40 @@ T = TypeVar("T")
 _NONE = 2**64 - 1  # no number, in `tell`
 
 
+@dataclass(frozen=True)
+class SessionOptions:
+    """What a session may be told besides its link; all of it has a default."""
+
+    pool_dir: Path | None = None
+    """Where correlated randomness outlives the session, if the peer has such a directory, too; in
+    memory by default. With `met` the peer's folder alone.
+    """
+    budgets: Sequence[Budget] = ()
+    """What the pool's files, and those beside them, may take; what is made beyond stays in memory.
+    """
+    hints_dir: Path | None = None
+    """Where hints of silent products outlive the session, whatever the peer has."""
+    receiving: Receiving = lambda wanted: nullcontext(False)
+    """At the client, makes room for hints (`SilentProducts`)."""
+    jobs: int = 1
+    """Cores that make correlated randomness, the same number at the peer."""
+    session: str = ""
+    """The session's id, which both supervisors told their workers: who has another one understands
+    nothing.
+    """
+    met: tuple[bytes, bytes] | None = None
+    """Both parties' ids, this one's first, where supervisors have told them."""
+    prefetches: bool | None = None
+    """Whether correlated randomness of a later call is made while one runs, the same at the peer;
+    None: where messages take so long that it pays. SPU counts what passes on its link meanwhile as
+    its own: channels are then better elsewhere.
+    """
+    on_batch: Callable[[int, int], None] = lambda made, total: None
+    """Hears of batches that a call waits for."""
+    on_hint: Callable[[int, int], None] = lambda done, total: None
+    """Hears of bytes of hints that have come, and of all."""
+
+
 class PartySession:
     """One party of two, with SPU on a link; `close` it in the end when it has a pool on disk."""
 
@@ -60,97 +94,93 @@ class PartySession:
         self,
         link: Any,
         config: SpuConfig,
+        options: SessionOptions = SessionOptions(),
         *,
         own: Prg | None = None,
         profile: bool = True,
-        pool_dir: Path | None = None,
-        budgets: Sequence[Budget] = (),
-        hints_dir: Path | None = None,
-        receiving: Receiving = lambda wanted: nullcontext(False),
-        jobs: int = 1,
-        session: str = "",
-        met: tuple[bytes, bytes] | None = None,
         open_channel: Callable[[], Channel] | None = None,
-        beside: bool | None = None,
     ) -> None:
-        """Set up SPU, and agree with the peer on keys and on the pool. `pool_dir`: where correlated
-        randomness outlives the session, if the peer has such a directory, too; in memory by
-        default. `budgets`: what its files, and those beside them, may take; what is made beyond
-        stays in memory. `hints_dir`: where hints of silent products outlive the session, whatever
-        the peer has; at the client what `receiving` makes room for (`SilentProducts`). `jobs`:
-        cores that make material, the same number at the peer. `session`: its id, which both
-        supervisors told their workers: who has another one understands nothing. `met`: both
-        parties' ids, this one's first, where supervisors have told them; `pool_dir` is then the
-        peer's folder alone. `open_channel`: each call makes one further channel to the peer, on any
-        thread, so long as both parties make them in the same order; on SPU's link by default.
-        `beside`: whether material of a later call is made while one runs, the same at the peer; by
-        default where messages take so long that it pays. SPU counts what passes on its link
-        meanwhile as its own: channels are then better elsewhere.
+        """Set up SPU, and agree with the peer on keys and on the pool. `own`: this party's secret
+        stream, fresh by default. `open_channel`: each call makes one further channel to the peer,
+        on any thread, so long as both parties make them in the same order; on SPU's link by
+        default.
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
-        self._thread = threading.get_ident()
+        own = own or Prg.from_os()
         self._open_channel = open_channel or (lambda: LinkChannel(link.spawn()))
-        wire, for_material = self._open_channel(), self._open_channel()
-        key = hashlib.sha256(agree_on_key(wire) + session.encode()).digest()
+        wire, apart = self._open_channel(), self._open_channel()
+        key = hashlib.sha256(agree_on_key(wire) + options.session.encode()).digest()
         self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
         # Apart: some is made while a call runs, which knows nothing of these messages.
-        of_material = hashlib.sha256(b"material" + key).digest()
-        self._material = CountingChannel(SealedChannel(for_material, of_material, self.rank))
-        own = own or Prg.from_os()
-        made_from = own.child("material")  # by one thread at a time, where `own` is the call's
-        name = hashlib.sha256(b"pool" + key).digest()
-        before = self._channel.traffic
-        if met is None:
-            self.pool_folder = peer_directories.agree(self._channel, pool_dir)
-        else:
-            peer_directories.check_met(self._channel, *met)
-            self.pool_folder = pool_dir
-        self.pool = Pool(self.rank, made_from, self._make, session=name, directory=self.pool_folder)
-        try:
-            self._agree_on_pool(before)
-            self.pool.room = lambda: room_in(budgets)
-            self._spu = self._maker = SpuRuntime(link, config, profile=profile)
-            if jobs > 1:  # more cores, and messages: not for what others wait for
-                several = dataclasses.replace(config, max_concurrency=jobs)
-                self._maker = SpuRuntime(link.spawn(), several, profile=profile)
-            self.products = SilentProducts(
-                self.rank,
-                made_from,
-                self._material,
-                self.meter,
-                directory=hints_dir,
-                receiving=receiving,
-                jobs=jobs,
-            )
-        except BaseException:
-            self.pool.close()
-            raise
-        self._packed = PackedProducts(
-            self.rank, made_from, hashlib.sha256(b"packed" + key).digest(), self._material, jobs
+        self._material = CountingChannel(
+            SealedChannel(apart, _derived(b"material", key), self.rank)
         )
-        common = Prg(hashlib.sha256(b"common" + key).digest())
-        self.supply = Supply(self.pool, self.products)
-        self.production = BackgroundProducer(self.supply, self.meter)
-        self.supply.settle = self.production.settle
-        self.production.on_batch = lambda made, total: self.on_batch(made, total)
+        since = self._channel.traffic
+        self.pool_folder = self._met(options)
+        self._spu = self._maker = SpuRuntime(link, config, profile=profile)
+        if options.jobs > 1:  # more cores, and messages: not for what others wait for
+            several = dataclasses.replace(config, max_concurrency=options.jobs)
+            self._maker = SpuRuntime(link.spawn(), several, profile=profile)
+        self.preprocessing = self._preprocessing(options, key, own.child("material"), since)
         self.party = Party(
-            self.rank, self._channel, own, config.frac_bits, self.supply, common, self.ledger
+            self.rank,
+            self._channel,
+            own,
+            config.frac_bits,
+            self.preprocessing,
+            Prg(_derived(b"common", key)),
+            self.ledger,
         )
         self._agreed: set[str] = set()
         self._ready: list[Any] = []  # plan and arguments of a call that was made ready
         self._dry_run = DryRun(self.rank, config.frac_bits)
         self.executor = Executor(
-            self.party,
-            self._channel,
-            self._spu,
-            self.meter,
-            self._dry_run,
-            self._make_all,
-            self.production,
+            self.party, self._channel, self._spu, self.meter, self._dry_run, self.preprocessing
         )
-        self.on_batch: Callable[[int, int], None] = lambda made, total: None
-        self.beside = self._pays() if beside is None else beside
+        self.prefetches = self._pays() if options.prefetches is None else options.prefetches
+
+    def _met(self, options: SessionOptions) -> Path | None:
+        """Return the folder of this peer's correlated randomness; None unless both keep any."""
+        if options.met is None:
+            return peer_directories.agree(self._channel, options.pool_dir)
+        peer_directories.check_met(self._channel, *options.met)
+        return options.pool_dir
+
+    def _preprocessing(
+        self, options: SessionOptions, key: bytes, own: Prg, since: Traffic
+    ) -> Preprocessing:
+        """Return where correlated randomness comes from, with what both parties have kept. `own`: a
+        stream that one thread at a time draws from. since: agreeing on it has cost what was sent.
+        """
+        packed = PackedProducts(
+            self.rank, own, _derived(b"packed", key), self._material, options.jobs
+        )
+        maker = BatchMaker(packed, self._material, self._maker.make, self.meter)
+        pool = Pool(
+            self.rank,
+            own,
+            maker,
+            session=_derived(b"pool", key),
+            directory=self.pool_folder,
+            room=lambda: room_in(options.budgets),
+        )
+        try:
+            self._agree_on_pool(pool, since)
+            products = SilentProducts(
+                self.rank,
+                own,
+                self._material,
+                self.meter,
+                directory=options.hints_dir,
+                receiving=options.receiving,
+                on_hint=options.on_hint,
+                jobs=options.jobs,
+            )
+        except BaseException:
+            pool.close()
+            raise
+        return Preprocessing(pool, products, maker, self.meter, options.on_batch)
 
     @property
     def finished(self) -> int:
@@ -165,7 +195,7 @@ class PartySession:
         end, too: it has then got all that this party sent. Only after success.
         """
         self.stop_prefetching()
-        self.pool.close()
+        self.preprocessing.pool.close()
         say_goodbye(self._channel)
 
     def warm_up(self) -> None:
@@ -205,24 +235,33 @@ class PartySession:
 
     def set_up(self, demand: Demand) -> None:
         """Bring what products with weights take once: hints, which outlive the session."""
-        self.production.settle()
-        self.supply.set_up(demand)
+        self.preprocessing.set_up(demand)
 
     def make(self, demand: Demand) -> None:
-        """Make what the supply lacks of `demand`, in phase "offline"; `on_batch` hears of it."""
+        """Make what is lacking of `demand`, in phase "offline"."""
         with self.meter.in_phase("offline"):
-            self.supply.make(demand, self.on_batch)
+            self.preprocessing.make(demand)
 
-    def _make_all(self, wanted: Sequence[CorrelationRequest]) -> None:
-        if self.party.supply is self.supply:  # and no study's own source
-            self.make(Demand.of(wanted))
+    @contextmanager
+    def supplied_by(self, source: Source) -> Iterator[None]:
+        """Take correlated randomness from a study's source during the block: nothing is made."""
+        self.party.supply = source
+        try:
+            yield
+        finally:
+            self.party.supply = self.preprocessing
+
+    @property
+    def _makes(self) -> bool:
+        """Return whether correlated randomness is made here, and no study has its own source."""
+        return self.party.supply is self.preprocessing
 
     def preprocess(self, function: SecureFunction, *args: Any) -> Demand:
         with self.meter.in_phase("offline"):
             demand, _ = self.demand(function, *args)
-            if self.party.supply is self.supply:  # and no study's own source
+            if self._makes:
                 self.make(demand)
-                self.supply.lease(demand)
+                self.preprocessing.lease(demand)
         self._ready = [function.plan(*args)[0], *jax.tree.leaves(args)]
         return demand
 
@@ -231,22 +270,21 @@ class PartySession:
         session through the call that is ready, whose material is there, and a later one. Nothing is
         made beside a call that has SPU at work itself.
         """
-        if not self.beside or self.party.supply is not self.supply:
+        if not (self.prefetches and self._makes):
             return
         with self.meter.in_phase("offline"):
             dry = self.dry()
             course(dry)
             now, *later = dry.taken()
             if later and not any(isinstance(s, Run) and not s.local for s in now.plan.steps):
-                self.production.settle()
                 demands = [call.demand for call in (now, *later)]
-                self.production.start(sum(demands, Demand()))
+                self.preprocessing.start(sum(demands, Demand()))
 
     def stop_prefetching(self) -> None:
         """End what is made in the background after the batches that either party has begun: a
         message each way, if there is any.
         """
-        if not self.production.running:
+        if not self.preprocessing.running:
             return
         before = self._channel.traffic
 
@@ -255,7 +293,7 @@ class PartySession:
             return int(self.party.recv((1,))[0])
 
         with self.meter.in_phase("offline"):
-            self.production.stop(agree)
+            self.preprocessing.stop(agree)
             traffic = self._channel.traffic.since(before)
             self.meter.record("control", "end of material", "", 0.0, traffic)
 
@@ -289,7 +327,7 @@ class PartySession:
     def alone(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
         if owner != self.rank:
             return None
-        with self.production.paused():
+        with self.preprocessing.paused():
             return work(*args)
 
     def private(
@@ -304,31 +342,15 @@ class PartySession:
             return value.value
         raise TypeError(f"{value} is shared; only `reveal` opens it")
 
-    def _make(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
-        """Make one chunk of correlated randomness, metered as offline wherever it falls."""
-        if threading.get_ident() != self._thread and not self.production.is_here():
-            # In merged rounds the peer may ask for it at another time, and both would wait.
-            raise PoolError(f"{correlation.name}: a call takes more than its dry run found")
-        with self.meter.in_phase("offline"):
-            started = time.perf_counter()
-            if correlation.matrices is not None:
-                before = self._material.traffic
-                results = self._packed.make(correlation, masks)
-                traffic = self._material.traffic.since(before)
-            else:
-                results, traffic = self._maker.make(correlation, masks)
-            seconds = time.perf_counter() - started
-            self.meter.record("pool", correlation.name, "", seconds, traffic)
-        return results
-
-    def _agree_on_pool(self, before: Traffic) -> None:
+    def _agree_on_pool(self, pool: Pool, since: Traffic) -> None:
         """Agree with the peer to use what both have kept, from the same unit on."""
-        self._channel.send(self.pool.inventory())
-        self.pool.resume(self._channel.recv())
+        self._channel.send(pool.inventory())
+        pool.resume(self._channel.recv())
         if self.pool_folder is not None:
             for learner in (CLIENT, PROVIDER):
                 self.ledger.declare(learner, "which sessions had the other one's pool directory")
-        self.meter.record("control", "agree on pool", "", 0.0, self._channel.traffic.since(before))
+        traffic = self._channel.traffic.since(since)
+        self.meter.record("control", "agree on pool", "", 0.0, traffic)
 
     def _agree(self, name: str, plan: Plan) -> None:
         """Check that both parties run the same plan and executables; else neither sends a share."""
@@ -350,3 +372,8 @@ class PartySession:
                 f"{peer.hex()[:12]} at the peer"
             )
         self._agreed.add(plan.digest)
+
+
+def _derived(label: bytes, key: bytes) -> bytes:
+    """Return a key of its own for one purpose."""
+    return hashlib.sha256(label + key).digest()

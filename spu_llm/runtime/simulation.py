@@ -24,7 +24,7 @@ from spu_llm.core.values import (
     decode,
     joined_words,
 )
-from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.party_session import PartySession, SessionOptions
 from spu_llm.runtime.spu_runtime import create_memory_link
 
 T = TypeVar("T")
@@ -35,16 +35,17 @@ _simulations = itertools.count()
 class Simulation:
     """Both parties as two threads of this process, on an in-memory link; for tests and notebooks.
 
-    `seed` fixes the parties' own random streams (SPU's stay random). `beside`: whether material is
-    made while a call runs; a session asks the network, which there is none of here.
+    `seed` fixes the parties' own random streams (SPU's stay random). `prefetches`: whether
+    correlated randomness is made while a call runs; a session asks the network, which there is none
+    of here.
     """
 
     def __init__(
-        self, config: SpuConfig | None = None, *, seed: int | None = None, beside: bool = False
+        self, config: SpuConfig | None = None, *, seed: int | None = None, prefetches: bool = False
     ) -> None:
         self._name = f"simulation-{next(_simulations)}"
         self._config = config or SpuConfig()
-        self._seed, self._beside = seed, beside
+        self._seed, self._options = seed, SessionOptions(prefetches=prefetches)
         self._broken = False
         self._work: list[queue.Queue[Any]] = [queue.Queue(), queue.Queue()]
         self._done: queue.Queue[Any] = queue.Queue()
@@ -69,10 +70,10 @@ class Simulation:
                     session = PartySession(
                         link,
                         self._config,
+                        self._options,
                         own=own,
                         profile=rank == CLIENT,
                         open_channel=self._channels(rank),
-                        beside=self._beside,
                     )
                 self._done.put((rank, program(session), None))
             except BaseException as exc:

@@ -202,7 +202,7 @@ def _run_on_spu(
     except SpuLlmError:
         # What nobody has used yet serves the next session.
         with contextlib.suppress(PoolError):
-            session.pool.close()
+            session.preprocessing.pool.close()
         raise
     session.close()
     return result
@@ -212,7 +212,7 @@ def _spu_session(
     program: Program, job: Job[Any, Any], task: Task, events: Events, channels: Channels
 ) -> PartySession:
     from spu_llm.offline.stock import Budget
-    from spu_llm.runtime.party_session import PartySession
+    from spu_llm.runtime.party_session import PartySession, SessionOptions
     from spu_llm.runtime.spu_runtime import create_link
     from spu_llm.service.agreeing import pool_ids
 
@@ -223,9 +223,7 @@ def _spu_session(
     held = {} if job.of_provider is None else job.of_provider.disk_bytes
     budgets = [Budget(Path(directory), limit) for directory, limit in held.items()]
     met = pool_ids(task.role, task.agreed)
-    session = PartySession(
-        link,
-        program.spu,
+    options = SessionOptions(
         pool_dir=pool_dir,
         budgets=budgets,
         hints_dir=hints_dir,
@@ -233,11 +231,11 @@ def _spu_session(
         jobs=task.agreed[JOBS],
         session=task.agreed[SESSION],
         met=met,
-        open_channel=channels.open,
+        on_batch=lambda made, total: events.send("making", made=made, total=total),
+        on_hint=lambda done, total: events.send("hint", done=done, total=total),
     )
+    session = PartySession(link, program.spu, options, open_channel=channels.open)
     events.finished = lambda: session.finished
-    session.on_batch = lambda made, total: events.send("making", made=made, total=total)
-    session.products.on_hint = lambda done, total: events.send("hint", done=done, total=total)
     if met[0] and pool_dir is None:
         events.send("note", text="the other party keeps no material: --pool has no effect")
     return session

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ from spu_llm.core.errors import PoolError, WireError, WorkerError
 from spu_llm.core.meter import Meter
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.offline.background_producer import _NICENESS, ROUND_TRIP_S, BackgroundProducer
+from spu_llm.offline.background_producer import _NICENESS, ROUND_TRIP_S
 from spu_llm.offline.pool import Pool
-from spu_llm.offline.supply import Supply
+from spu_llm.offline.preprocessing import Preprocessing
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session
 from spu_llm.runtime.simulation import Simulation, reconstruct
@@ -44,21 +45,23 @@ class _NoProducts:
         assert not wanted
 
 
+class _AnyThread:
+    """Stands for a maker: these pools' own makers ask for no thread."""
+
+    def in_this_thread(self) -> Any:
+        return nullcontext()
+
+
 class Sides:
     """Both parties' production over their pools."""
 
     def __init__(self, parties: Parties) -> None:
         self.parties, self.meters = parties, [Meter(), Meter()]
-        self.supplies = [
-            Supply(pool, _NoProducts())
-            for pool in parties.pools  # type: ignore[arg-type]
+        self.supplies: list[Any] = [
+            Preprocessing(pool, _NoProducts(), _AnyThread(), meter)  # type: ignore[arg-type]
+            for pool, meter in zip(parties.pools, self.meters, strict=True)
         ]
-        self.productions = [
-            BackgroundProducer(supply, meter)
-            for supply, meter in zip(self.supplies, self.meters, strict=True)
-        ]
-        for supply, production in zip(self.supplies, self.productions, strict=True):
-            supply.settle = production.settle
+        self.productions = [supply._background for supply in self.supplies]
         self.wires = MemoryChannel.pair()
 
     def start(self, correlation: Correlation, units: int) -> None:
@@ -180,7 +183,7 @@ def test_it_stops_after_what_either_party_has_begun(parties: Parties) -> None:
     while tuple(production._begun for production in sides.productions) != begun:
         time.sleep(0.01)
     heard: list[tuple[int, int]] = []
-    sides.productions[CLIENT].on_batch = lambda *progress: heard.append(progress)
+    sides.productions[CLIENT]._on_batch = lambda *progress: heard.append(progress)
     threading.Timer(0.5, lambda: [turn.release(10) for turn in (slow, late)]).start()
     sides.stop()
     assert parties.available(TRIPLE) == 3 * 16
@@ -310,7 +313,7 @@ def test_it_is_for_networks_alone(delay_s: float) -> None:
             profile=False,
             open_channel=lambda: _Far(next(left)[rank], delay_s),
         )
-        return session.beside, [e.name for e in session.meter.entries if e.kind == "control"]
+        return session.prefetches, [e.name for e in session.meter.entries if e.kind == "control"]
 
     client, provider = both(meet)
     assert client == provider == (delay_s > 0, ["agree on pool", "round trip", "tell"])
@@ -353,9 +356,9 @@ def run(session: PartySession, x: np.ndarray, *, beside: bool) -> Any:
     """
     args = arguments(session, x)
     for need in session.demand(FORWARD, *args)[0].material.values():
-        there = session.supply.available(need.correlation)
-        session.supply.take(need.correlation, there, need.fixed)
-    session.beside, mark = beside, len(session.meter.entries)
+        there = session.preprocessing.available(need.correlation)
+        session.preprocessing.take(need.correlation, there, need.fixed)
+    session.prefetches, mark = beside, len(session.meter.entries)
     sent: list[list[int]] = []
     channels = session._channel, session._material
     originals = [channel.inner for channel in channels]
@@ -367,12 +370,12 @@ def run(session: PartySession, x: np.ndarray, *, beside: bool) -> Any:
         session.preprocess(FORWARD, *args)
         if left:
             session.prefetch(course_of(2, FORWARD, *args))
-            assert session.production.running == beside
+            assert session.preprocessing.running == beside
         results.append(session.call(FORWARD, *args))
     session.stop_prefetching()
     for channel, original in zip(channels, originals, strict=True):
         channel.inner = original
-    session.beside = False
+    session.prefetches = False
     return results, sent, session.meter.entries[mark:]
 
 
@@ -435,16 +438,16 @@ def test_a_call_that_has_spu_at_work_runs_alone(simulation: Simulation) -> None:
     def program(session: PartySession) -> Any:
         args = arguments(session, x)
         session.preprocess(IN_SPU, *args)
-        session.beside = True
+        session.prefetches = True
         session.prefetch(course_of(2, IN_SPU, *args))
-        assert not session.production.running
-        session.beside = False
+        assert not session.preprocessing.running
+        session.prefetches = False
         demand = session.demand(FORWARD, *arguments(session, np.ones((ROWS, 4), np.float32)))[0]
-        session.production.start(demand + demand + demand)
-        assert session.production.running
+        session.preprocessing.start(demand + demand + demand)
+        assert session.preprocessing.running
         mark = len(session.meter.entries)
         result = session.call(IN_SPU, *args)
-        assert not session.production.running
+        assert not session.preprocessing.running
         kinds = [e.kind for e in session.meter.entries[mark:]]
         assert "pool" in kinds and "segment" in kinds[len(kinds) - kinds[::-1].index("pool") :]
         return result
@@ -458,18 +461,18 @@ def test_what_ends_it_ends_the_call_before_its_next_message(simulation: Simulati
     def program(session: PartySession) -> Any:
         args = arguments(session, x)
         session.preprocess(FORWARD, *args)
-        session.beside, make = True, session.pool._make
-        session.pool._make = refuses
+        session.prefetches, make = True, session.preprocessing.pool._make
+        session.preprocessing.pool._make = refuses
         session.prefetch(course_of(20, FORWARD, *args))
-        while session.production._error is None:
+        while session.preprocessing._background._error is None:
             time.sleep(0.01)
         before = session._channel.traffic
         with pytest.raises(PoolError, match="nothing more is made"):
             session.call(FORWARD, *args)
         assert session._channel.traffic == before
-        session.pool._make, session.beside = make, False
-        session.production._error = None  # the session serves other tests
-        session.production.settle()
+        session.preprocessing.pool._make, session.prefetches = make, False
+        session.preprocessing._background._error = None  # the session serves other tests
+        session.preprocessing.settle()
 
     simulation.run(program)
 

@@ -74,10 +74,9 @@ def units(demand: Demand) -> dict[str, int]:
 
 def recorded_call(session: PartySession, function: SecureFunction, *args: Any) -> Any:
     """Result, units taken by name, and the meter's entries."""
-    session.party.supply = recorded = Recorded(session.supply)
-    mark = len(session.meter.entries)
-    result = session.call(function, *args)
-    session.party.supply = session.supply
+    recorded, mark = Recorded(session.preprocessing), len(session.meter.entries)
+    with session.supplied_by(recorded):
+        result = session.call(function, *args)
     return result, recorded.units, session.meter.entries[mark:]
 
 
@@ -116,9 +115,9 @@ def test_secrets_do_not_matter_nor_are_they_needed(simulation: Simulation) -> No
         ]
         found.append(session.demand(LAYER, shape, arguments(session, np.ones((2, 4)))[1])[0])
         found.append(session.demand(LAYER, shape, jax.ShapeDtypeStruct((4, 3), np.float32))[0])
-        session.party.supply = recorded = Recorded(session.supply)
-        session.call(LAYER, *arguments(session, np.ones((2, 4), np.float32)))
-        session.party.supply = session.supply
+        recorded = Recorded(session.preprocessing)
+        with session.supplied_by(recorded):
+            session.call(LAYER, *arguments(session, np.ones((2, 4), np.float32)))
         bound = [n.material[MASKED].fixed for n in found]
         return [(units(n), n.calls) for n in found], bound, recorded.fixed.get(MASKED)
 
@@ -140,7 +139,10 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
     def program(session: PartySession) -> Any:
         def batches(demand: Demand) -> int:
             lacking = (
-                (need.units - session.supply.available(need.correlation), need.correlation.chunk)
+                (
+                    need.units - session.preprocessing.available(need.correlation),
+                    need.correlation.chunk,
+                )
                 for need in demand.material.values()
             )
             return sum(-(-units // chunk) for units, chunk in lacking if units > 0)
@@ -150,9 +152,9 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
             args = arguments(session, np.ones((rows, 4), np.float32))
             lacking, mark = batches(session.demand(READY, *args)[0]), len(session.meter.entries)
             heard: list[tuple[int, int]] = []
-            session.on_batch = lambda made, total: heard.append((made, total))
+            session.preprocessing._on_batch = lambda made, total: heard.append((made, total))
             session.preprocess(READY, *args)
-            session.on_batch = lambda made, total: None
+            session.preprocessing._on_batch = lambda made, total: None
             return lacking, heard, [e for e in session.meter.entries[mark:] if e.kind == "pool"]
 
         before = session.meter.seconds.get("offline", 0.0)
@@ -166,13 +168,14 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
             assert spent >= sum(e.seconds for e in made) > 0
             # Nothing is left to be made, and nothing that is not there can be taken.
             assert made_ready(50) == (0, [], [])
-            pool, session.pool._make = session.pool, refuses
+            pool = session.preprocessing.pool
+            make, pool._make = pool._make, refuses
             with pytest.raises(PoolError, match="nothing more is made"):
                 missing = Correlation("tests missing", (Part((), J, Form.ARITH),), (), lambda: [])
                 pool.take(missing, 1)
             args = arguments(session, np.ones((50, 4), np.float32))
             _, taken, entries = recorded_call(session, READY, *args)
-            session.pool._make = session._make
+            pool._make = make
         assert taken["masked product tests ready 4 3"] == 50
         assert entries and {e.phase for e in entries} == {"online"}
         return heard
@@ -308,7 +311,7 @@ def test_state_goes_on_from_call_to_call_and_not_by_looking(simulation: Simulati
     rows = [public(np.zeros(n, np.float32)) for n in (2, 5)]
 
     def program(session: PartySession) -> Any:
-        session.supply.prepare(TICKET, 64)
+        session.preprocessing.prepare(TICKET, 64)
         plain = Arith(np.zeros(7, np.uint64), np.dtype(np.float32), 18)
         demand, stand_in = session.demand(function, plain, rows[0])
         assert units(demand) == {"tests ticket": 2}

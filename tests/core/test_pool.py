@@ -26,7 +26,7 @@ from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files as pool_files
 from spu_llm.offline import stock
 from spu_llm.offline.pool import Pool
-from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.party_session import PartySession, SessionOptions
 from spu_llm.runtime.spu_runtime import create_memory_link
 from tests.core.dealing import CORRELATIONS, GATE, TRIPLE, Made, dealer, refuses
 from tests.core.pools import RANKS, Parties, batch_folder
@@ -352,13 +352,14 @@ def test_sessions_resume(tmp_path: Path) -> None:
             session = PartySession(
                 link,
                 SpuConfig(),
+                SessionOptions(
+                    pool_dir=directories[rank], budgets=budgets if rank == PROVIDER else ()
+                ),
                 profile=False,
-                pool_dir=directories[rank],
-                budgets=budgets if rank == PROVIDER else (),
             )
-            session.pool._make = dealer(rank, ends[rank], made)
-            found.put((rank, session.supply.available(TRIPLE)))
-            told.append(session.tell(PROVIDER, session.pool.room()))
+            session.preprocessing.pool._make = dealer(rank, ends[rank], made)
+            found.put((rank, session.preprocessing.available(TRIPLE)))
+            told.append(session.tell(PROVIDER, session.preprocessing.pool.room()))
             session.party.take(TRIPLE, 3)
             session.close()
 

@@ -228,7 +228,7 @@ def test_exact_traffic() -> None:
 def test_progress_of_hints() -> None:
     two = Two()
     heard: list[tuple[int, int]] = []
-    two.products[CLIENT].on_hint = lambda done, total: heard.append((done, total))
+    two.products[CLIENT]._on_hint = lambda done, total: heard.append((done, total))
     c, total = correlation_of(1, 420), 420 * 5 * N
     two.set_up((c, matrix(8, 1, 420)))
     assert heard == [(0, total), (0, total), (1 << 22, total), (total, total)]

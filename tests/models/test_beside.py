@@ -176,7 +176,7 @@ def test_a_completion_with_all_made_beside(tokenizer: Tokenizer) -> None:
 
     found = []
     for beside in (False, True):
-        with Simulation(beside=beside) as simulation:
+        with Simulation(prefetches=beside) as simulation:
             found.append(simulation.run(program))
     before, after = found
     for a, b in zip(before, after, strict=True):

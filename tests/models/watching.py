@@ -22,14 +22,10 @@ class Watched:
         return getattr(self._session, name)
 
     def call(self, function: SecureFunction, *args: Any) -> Any:
-        session = self._session
-        session.party.supply = self
-        try:
-            return session.call(function, *args)
-        finally:
-            session.party.supply = session.supply
+        with self._session.supplied_by(self):
+            return self._session.call(function, *args)
 
     def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         self.units[correlation.name] += units
-        assert self._session.supply.available(correlation) >= units
-        return self._session.supply.take(correlation, units, fixed)
+        assert self._session.preprocessing.available(correlation) >= units
+        return self._session.preprocessing.take(correlation, units, fixed)

@@ -354,7 +354,7 @@ def test_fixed_point() -> None:
 
 @pytest.mark.parametrize("correlation", [cached_products(4, 3), weighted_rows(4, 3)])
 def test_what_is_made_is_declared_up_to_noise(simulation: Simulation, correlation: Any) -> None:
-    both = simulation.run(lambda session: session.supply.take(correlation, 2))
+    both = simulation.run(lambda session: session.preprocessing.take(correlation, 2))
     a, b = (x + y for x, y in zip(both[0].masks, both[1].masks, strict=True))
     (product,) = (x + y for x, y in zip(both[0].results, both[1].results, strict=True))
     noise = (product - correlation.secure(a, b)[0]).view(np.int64)

@@ -31,7 +31,7 @@ def made(
 
     def work(session: PartySession) -> tuple[Material, float]:
         weights = fixed if session.rank == PROVIDER else None
-        material = session.supply.take(correlation, correlation.chunk, weights)
+        material = session.preprocessing.take(correlation, correlation.chunk, weights)
         entry = [e for e in session.meter.entries if e.name == correlation.name][-1]
         assert entry.phase == "offline" and entry.kind == "pool"
         return material, entry.traffic.bytes / correlation.chunk

@@ -365,7 +365,7 @@ def test_fixed_point() -> None:
 def test_what_is_made_is_declared_up_to_noise(simulation: Simulation, correlation: Any) -> None:
     """The provider alone encrypts."""
     assert owners(correlation) == [PROVIDER]
-    both = simulation.run(lambda session: session.supply.take(correlation, 2))
+    both = simulation.run(lambda session: session.preprocessing.take(correlation, 2))
     a, b = (x + y for x, y in zip(both[0].masks, both[1].masks, strict=True))
     assert not both[PROVIDER].masks[0].any() and not both[CLIENT].masks[1].any()
     (product,) = (x + y for x, y in zip(both[0].results, both[1].results, strict=True))

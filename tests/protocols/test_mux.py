@@ -63,7 +63,7 @@ def test_products_are_correlated_transfers(simulation: Simulation) -> None:
     def work(session: PartySession) -> list[float]:
         found = []
         for correlation in (BIT_TIMES_WORD, BIT_TIMES_NARROW_WORD):
-            session.supply.take(correlation, 4 * correlation.chunk)
+            session.preprocessing.take(correlation, 4 * correlation.chunk)
             entries = [e for e in session.meter.entries if e.name == correlation.name]
             # The cheapest chunk: SPU refills its own stock of transfers now and then.
             found.append(min(e.traffic.bytes for e in entries) / correlation.chunk)

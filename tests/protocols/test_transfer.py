@@ -82,8 +82,8 @@ def test_spu_makes_transfers_by_oblivious_transfer(simulation: Simulation) -> No
     count = 1000
 
     def program(session: Any) -> Any:
-        material = session.supply.take(TRANSFER, count)
-        session.supply.take(TRANSFER, 3 * TRANSFER.chunk)
+        material = session.preprocessing.take(TRANSFER, count)
+        session.preprocessing.take(TRANSFER, 3 * TRANSFER.chunk)
         made = [e for e in session.meter.entries if e.kind == "pool" and e.name == "transfer"]
         return material, made
 

@@ -136,11 +136,13 @@ class SilentProducts:
         *,
         directory: Path | None = None,
         receiving: Receiving = lambda wanted: nullcontext(False),
+        on_hint: Callable[[int, int], None] = lambda done, total: None,
         jobs: int = 1,
     ) -> None:
         """Take `own`: this party's secret stream. `directory`: where hints outlive the session, of
         the peer or, at the provider, of the model's version. `receiving`: at the client, makes room
-        for hints (`cache.HintCache.receiving`). `jobs`: cores.
+        for hints (`cache.HintCache.receiving`). on_hint(done, total) hears there of bytes that have
+        come. `jobs`: cores.
         """
         self._jobs = jobs
         self.rank, self._own, self._channel, self._meter = rank, own, channel, meter
@@ -150,8 +152,7 @@ class SilentProducts:
         self._provider_key = store.provider_key(directory) if rank != CLIENT else b""
         self._uses: dict[str, _Use] = {}
         self._keys: list[np.ndarray] = []  # transforms of s at the client, of P at the provider
-        # Hears of bytes of hints that are there, and of all that are needed.
-        self.on_hint: Callable[[int, int], None] = lambda done, total: None
+        self._on_hint = on_hint
 
     # ---- step 1
 
@@ -213,7 +214,7 @@ class SilentProducts:
 
     def _receive(self, missing: list[Matrix]) -> None:
         total = sum(matrix.hint_bytes for matrix in missing)
-        self.on_hint(0, total)
+        self._on_hint(0, total)
         sums = recv_exactly(self._channel, 32 * len(missing))
         wanted = [
             (sums[32 * i : 32 * i + 32].hex(), matrix.hint_bytes)
@@ -230,13 +231,13 @@ class SilentProducts:
             done = sum(f.held for f in found)
             for matrix, received in zip(missing, found, strict=True):
                 for at in range(received.held, received.size, _PIECE):
-                    self.on_hint(done, total)
+                    self._on_hint(done, total)
                     piece = recv_exactly(self._channel, min(_PIECE, received.size - at))
                     received.add(piece)
                     done += len(piece)
                 content = received.finish().reshape(matrix.outputs, N, hints.BYTES)
                 self._uses[matrix.name] = _Use(matrix, content)
-        self.on_hint(total, total)
+        self._on_hint(total, total)
 
     # ---- steps 2 to 4
 

@@ -38,7 +38,7 @@ def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str
     if session.pool_folder is None:
         raise PoolError("one of the parties keeps no material; both need a pool directory")
     config, rooms = job.model, {CLIENT: job.request.room_bytes}
-    rooms[PROVIDER] = session.tell(PROVIDER, session.pool.room())
+    rooms[PROVIDER] = session.tell(PROVIDER, session.preprocessing.pool.room())
     if rooms[CLIENT] is not None:
         session.ledger.declare(PROVIDER, "how much disk the client gives to material")
     if rooms[PROVIDER] is not None:
@@ -53,15 +53,15 @@ def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str
         send("stage", name="making material")
         session.set_up(sum(course, Demand()))
         course = [demand.unbound for demand in course]
-        count = demands_within(session.pool, course, least(rooms.values()))
+        count = demands_within(session.preprocessing.pool, course, least(rooms.values()))
         session.make(sum(course[:count], Demand()))
     whole = count == len(course)
     return {
         "peer": session.pool_folder.name,
         "room_bytes": {ROLES[who]: room for who, room in rooms.items()},
-        "steps": steps_covered(session.pool, course) if whole else max(0, count - 1),
-        "lacking_bytes": growth_bytes(session.pool, sum(course, Demand())),
-        "step_lacks_bytes": growth_bytes(session.pool, sum(course[:2], Demand())),
+        "steps": steps_covered(session.preprocessing.pool, course) if whole else max(0, count - 1),
+        "lacking_bytes": growth_bytes(session.preprocessing.pool, sum(course, Demand())),
+        "step_lacks_bytes": growth_bytes(session.preprocessing.pool, sum(course[:2], Demand())),
         "material": summary(session, course),
         "seconds": session.meter.seconds,
         "traffic": {"offline": asdict(session.meter.traffic("offline"))},
@@ -155,12 +155,12 @@ def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, A
                 "prefill_units": prefill.material.get(name, nothing).units,
                 "step_units": step.material.get(name, nothing).units,
                 "needed_units": taken.units,
-                "available_units": session.pool.available(kind),
+                "available_units": session.preprocessing.pool.available(kind),
                 "made_units": len(entries) * kind.chunk,
                 "seconds": round(sum(e.seconds for e in entries), 3),
                 "bytes": traffic.bytes,
                 "messages": traffic.messages,
-                "stored_bytes": session.pool.stored_bytes(kind),
+                "stored_bytes": session.preprocessing.pool.stored_bytes(kind),
             }
         )
     return rows
