@@ -189,7 +189,9 @@ TABLES: dict[str, Tables] = {
     "completions_wan": Tables(("completions_wan",), further_completions),
     "demo": single("demo", shipped.demo_in_results),
     "smollm2": Tables(("smollm2", "smollm2_lan"), answers.in_results),
-    "fidelity": Tables(("fidelity", "fidelity_shares"), fidelity.in_results, seconds=False),
+    "fidelity": Tables(
+        ("fidelity", "fidelity_shares", "fidelity_dealt"), fidelity.in_results, seconds=False
+    ),
     "latency": Tables(("latency",), measured_tables.latency),
     "stock_options": printed("stock_options", options.table, seconds=False),
     "logits": printed("logits", logits.table, seconds=False),

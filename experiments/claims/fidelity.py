@@ -188,9 +188,12 @@ def table(result: dict[str, Any]) -> str:
 
 
 def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what RESULTS.md shows: also the comparison on shares, where it is there."""
+    """Return what RESULTS.md shows: also comparisons on shares, where they are there: between two
+    processes, and with a dealer's correlated randomness.
+    """
     pieces, *others = files.values()
-    compared = {name: found["shares"] for name, found in zip(["on shares"], others, strict=False)}
+    names = "on shares, two processes", "on shares, dealt"
+    compared = {name: made["shares"] for name, made in zip(names, others, strict=False)}
     origins = [
         under_table([name], [found["machine"]], NO_SECONDS.format(*found["machine"]["load"]))
         for name, found in files.items()
