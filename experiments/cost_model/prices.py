@@ -208,7 +208,7 @@ _TERMS: Mapping[str, Callable[[Correlation, str], list[float]]] = {
 # program takes most of the time. They differ enough for all terms; a prompt of 72 has a cache of
 # larger tiles than the others.
 SHAPES = tuple(
-    scale.Shape(layers, width, heads, vocab, 256, prompt, 2, second_batches=True, extensions=more)
+    scale.Shape(layers, width, heads, vocab, 256, prompt, 6, second_batches=True, extensions=more)
     for layers, width, heads, vocab, prompt, more in (
         (1, 384, 6, 8192, 24, 6), (4, 576, 9, 8192, 13, 0), (1, 768, 12, 16384, 32, 0),
         (2, 1024, 16, 4096, 72, 0),
@@ -228,8 +228,9 @@ def measure(
             raise SpuLlmError(f"a result is wrong: {failures[0]}")
         shape = scale.Shape(**result["shape"])
         works = workload.of_completion(shape.config, shape.request, [])
-        for work, cost in zip(works, [result["prefill"], *result["tokens"]], strict=False):
-            steps.append((work, cost["seconds"]))
+        prefill, *tokens = (cost["seconds"] for cost in [result["prefill"], *result["tokens"]])
+        # The first token of a session is the first use of its programs.
+        steps += zip(works, (prefill, float(np.median(tokens[1:]))), strict=True)
         made += made_in(result, workload.together(works))
     return fit(results[0]["machine"], [r["shape"] for r in results], made, steps)
 
