@@ -1,5 +1,5 @@
 """Make anew from committed results: notebooks' outputs, the README's figure and headline, and the
-tables of RESULTS.md that stand between marks (`TABLES`).
+tables in docs/results that stand between marks (`TABLES`).
 
     python -m experiments.render
 
@@ -37,7 +37,7 @@ from experiments.claims import (
     watermark_runs,
 )
 from experiments.claims.measured_tables import Files
-from experiments.common import saved
+from experiments.common import claims, saved
 from experiments.spu_baseline import options
 from spu_llm.app.printing import show
 
@@ -45,7 +45,7 @@ FOLDER = Path(__file__).parent
 NOTEBOOKS = FOLDER / "notebooks"
 TRAFFIC = FOLDER / "figures" / "traffic.svg"
 README = FOLDER.parent / "README.md"
-RESULTS = FOLDER / "RESULTS.md"
+RESULTS = FOLDER.parent / "docs" / "results"
 BEGIN, END = "<!-- {}: made by experiments.render -->\n", "<!-- end of {} -->\n"
 # Outputs are committed: small pictures.
 SMALL = "%matplotlib inline\n%config InlineBackend.rc = {'figure.dpi': 60}"
@@ -141,9 +141,9 @@ def standard(files: Files) -> list[str]:
 
 @dataclass(frozen=True)
 class Tables:
-    """What stands between two marks of RESULTS.md: the results that it is made of, the first of
-    which it needs, and their paragraphs. `seconds`: whether it has any, so that only results of a
-    quiet machine count.
+    """What stands between two marks of a page in docs/results: the results that it is made of, the
+    first of which it needs, and their paragraphs. `seconds`: whether it has any, so that only
+    results of a quiet machine count.
     """
 
     names: tuple[str, ...]
@@ -181,6 +181,7 @@ def printed(name: str, table: Callable[[dict[str, Any]], str], *, seconds: bool 
 _OPS = ("ops", "ops_networks")
 _VERIFY = ("verify", "verify_wan", "verify_50257", "verify_151936")
 TABLES: dict[str, Tables] = {
+    "claims": Tables(("completions_lan",), lambda files: claims.paragraphs(), seconds=False),
     "shipped": single("shipped", shipped.in_results, seconds=False),
     "products": printed("products", products_bench.table),
     "completions": Tables(("completions",), completions),
@@ -219,9 +220,16 @@ TABLES: dict[str, Tables] = {
 }
 
 
-def with_tables(results: str) -> str:
-    """Return RESULTS.md with the tables of all results that are there."""
+def pages() -> list[Path]:
+    """Return the pages of results."""
+    return sorted(RESULTS.glob("*.md"))
+
+
+def with_tables(page: str) -> str:
+    """Return a page of results with the tables that it has marks for, and that are there."""
     for mark, tables in TABLES.items():
+        if BEGIN.format(mark) not in page:
+            continue
         files = {
             name: saved.load(name)
             for name in saved.there(*tables.names)
@@ -229,8 +237,8 @@ def with_tables(results: str) -> str:
         }
         if tables.names[0] in files:
             paragraphs = tables.paragraphs(files)
-            results = between(results, mark, *map(_paragraph, paragraphs))
-    return results
+            page = between(page, mark, *map(_paragraph, paragraphs))
+    return page
 
 
 def _paragraph(text: str) -> str:
@@ -250,7 +258,8 @@ def main() -> None:
     data, name = main_study()
     headline.plot_traffic(data, TRAFFIC, timed=saved.timed(name))
     README.write_text(with_headline(README.read_text(encoding="utf-8")), encoding="utf-8")
-    RESULTS.write_text(with_tables(RESULTS.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in pages():
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         nbformat.write(execute(path), path)
         show(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")

@@ -190,7 +190,7 @@ def _over(
 
 
 def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what RESULTS.md shows: every network's costs, all answers, and where they come
+    """Return what docs/results shows: every network's costs, all answers, and where they come
     from.
     """
     results = list(files.values())

@@ -1,4 +1,4 @@
-"""What came of attacks on confidential prompting, as tables of RESULTS.md: one row an outcome."""
+"""What came of attacks on confidential prompting, as tables in docs/results: one row an outcome."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def table(data: dict[str, Any]) -> str:
 
 def in_results(data: dict[str, Any], name: str) -> list[str]:
     """Return the tables of one network's runs, which are the result `name`, in the words of
-    RESULTS.md, where they come from under each.
+    docs/results, where they come from under each.
     """
     (records,) = groups(data).values()
     others = [run["others"] for run in data["runs"]]

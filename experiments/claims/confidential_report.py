@@ -88,7 +88,7 @@ def table(result: Record) -> str:
 
 
 def in_results(result: Record, origin: str) -> list[str]:
-    """Return all parts as paragraphs of RESULTS.md."""
+    """Return all parts as paragraphs of its page in docs/results."""
     of = [
         f"{name}: {shape['layers']} layers of width {shape['width']}, "
         f"{report.bytes_text(shape['weights'])} of weights"

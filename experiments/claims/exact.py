@@ -2,7 +2,7 @@
 
 They follow from dry runs alone (`spu_llm.compiler.demand`), replayed as the executor would send
 them (`experiments.common.replay`): no key is made and nothing is sent. `data/exact.json` has them
-as they were when the tables of RESULTS.md and protocols/README.md were last brought up to date
+as they were when the tables in docs/results and protocols/README.md were last brought up to date
 (`experiments.claims.exact_cells`); a test compares all three.
 """
 

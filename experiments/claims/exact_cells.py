@@ -19,7 +19,7 @@ from experiments.common.report import both_ways, bytes_text
 from spu_llm.core.errors import InputError
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = (ROOT / "experiments" / "RESULTS.md", ROOT / "protocols" / "README.md")
+DOCUMENTS = (*sorted((ROOT / "docs" / "results").glob("*.md")), ROOT / "protocols" / "README.md")
 COMMAND = "spu-llm experiment exact --write"
 _PARTS = ("ops",)  # tables that show some of the rows
 MARK = "<!-- exact: {} -->"
@@ -32,7 +32,7 @@ DIRECTIONS = ("bytes, client to provider", "bytes, provider to client")
 Cells = Mapping[str, Mapping[str, Mapping[str, str]]]  # by table, row, column
 
 
-# Of functions of one size: how tables of RESULTS.md and of protocols/README.md call them, and the
+# Of functions of one size: how tables in docs/results and of protocols/README.md call them, and the
 # case of `bench op`.
 FUNCTIONS = (
     ("GELU, 6 thresholds (1,024 values)", "gelu", ("gelu", 1024)),

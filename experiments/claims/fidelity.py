@@ -188,7 +188,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what RESULTS.md shows: also comparisons on shares, where they are there: between two
+    """Return what docs/results shows: also comparisons on shares, where they are there: between two
     processes, and with a dealer's correlated randomness.
     """
     pieces, *others = files.values()

@@ -1,4 +1,4 @@
-"""Tables of RESULTS.md that are made of committed measurements, but for complete generations.
+"""Tables in docs/results that are made of committed measurements, but for complete generations.
 
 Each takes results by name and gives paragraphs: tables, with where they come from under each.
 Columns marked with = are not measured: they say what the code does now (`exact_cells`).

@@ -34,7 +34,7 @@ def table(result: Row) -> str:
 
 
 def in_results(result: Row, origin: str) -> list[str]:
-    """Return the whole result as paragraphs of RESULTS.md."""
+    """Return the whole result as paragraphs of its page in docs/results."""
     found = [circumstances(result), "\n".join(utility(result)), origin]
     for epsilon in _epsilons(result):
         found += ["\n".join(attacks(result, epsilon)), origin]

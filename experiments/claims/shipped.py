@@ -1,4 +1,4 @@
-"""What RESULTS.md says of the shipped pair: what `models.training.evaluate` wrote, and the demo."""
+"""What docs/results says of the shipped pair: by `models.training.evaluate`, and the demo."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def table(result: Run) -> str:
 
 
 def in_results(files: Mapping[str, Run]) -> list[str]:
-    """Return the whole result as paragraphs of RESULTS.md."""
+    """Return the whole result as paragraphs of its page in docs/results."""
     ((name, data),) = files.items()
     others = [r["others"] for r in data["runs"]]
     load = f"load of other work {min(others):.2f} to {max(others):.2f} cores"

@@ -97,7 +97,7 @@ def table(result: Row) -> str:
 
 
 def in_results(result: Row, origin: str) -> list[str]:
-    """Return the whole result as paragraphs of RESULTS.md."""
+    """Return the whole result as paragraphs of its page in docs/results."""
     tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
     found = "\n".join(f"- {line}" for line in criteria(result))
     return [circumstances(result), *tables, found]

@@ -215,7 +215,7 @@ def table(result: Run) -> str:
 
 
 def in_results(files: Mapping[str, Run]) -> list[str]:
-    """Return the runs as paragraphs of RESULTS.md."""
+    """Return the runs as paragraphs of its page in docs/results."""
     ((name, data),) = files.items()
     others = [run["others"] for run in data["runs"]]
     load_text = f"load of other work {min(others):.2f} to {max(others):.2f} cores"

@@ -46,6 +46,11 @@ def there(*names: str) -> list[str]:
     return [name for name in names if name in index]
 
 
+def link(name: str) -> str:
+    """Return a link to the result `name` from a page in docs/results."""
+    return f"[data](../../experiments/data/{name}.json)"
+
+
 def under_table(
     names: Iterable[str], machines: Iterable[Mapping[str, Any]], load_text: str = ""
 ) -> str:
@@ -66,5 +71,5 @@ def under_table(
         before = [m["load"][0] for m in found]
         ends = " to ".join(f"{x:.2f}" for x in sorted({min(before), max(before)}))
         load_text = f"load {ends} at the start, nothing else"
-    links = ", ".join(f"[data](data/{name}.json)" for name in names)
+    links = ", ".join(map(link, names))
     return f"*Commit {commit}, {day}; {cores} cores, {memory} GiB; {load_text}; {links}.*"

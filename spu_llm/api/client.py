@@ -24,7 +24,7 @@ from spu_llm.service.supervisor import Look
 from spu_llm.systems.decoding.records import MARKED, ClientInputs, PrepareRequest
 from spu_llm.systems.decoding.request import Request
 
-_USUAL_TOKENS = 3  # of a drafted step (experiments/RESULTS.md)
+_USUAL_TOKENS = 3  # of a drafted step (docs/results)
 
 
 @dataclass(frozen=True)

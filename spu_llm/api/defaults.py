@@ -8,7 +8,7 @@ import models
 
 PROMPT = "def read_config(path):"
 # What is made ahead for a position costs as much as the rest of a step without a network, so that a
-# token is cheapest, everything counted, with 3 to 5 drafts (experiments/RESULTS.md).
+# token is cheapest, everything counted, with 3 to 5 drafts (docs/results).
 DRAFT_LENGTH = 4
 SESSIONS, MAX_SESSIONS = 4, 64  # of a provider at a time: a worker takes 1.3 GiB and more
 

@@ -32,7 +32,7 @@ class Drafting:
         length: drafts of a step, 0 for none. model: directory of a public model with the same
         tokenizer; the shipped one, if it has that, by default. by: "model", "ngram" or "both";
         None: both where there is a model, and else nothing, since a step's drafts cost more than
-        n-grams alone save while preprocessing does (experiments/RESULTS.md, "Drafts without a
+        n-grams alone save while preprocessing does (docs/results, "Drafts without a
         second model"). marked: whether a provider's mark is wanted. InputError when what is
         asked for cannot draft.
         """

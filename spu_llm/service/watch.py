@@ -20,7 +20,7 @@ STALL_S = 120.0
 # This worker only waited, while the other party claims that it computes: it is believed for so
 # long after each message, since a claim cannot be checked. The longest work without a message is a
 # product with a vocabulary's matrix: for 64 rows and GPT-2 small's some 4 minutes on two busy
-# cores, by experiments/RESULTS.md.
+# cores, by docs/results.
 WAIT_S = 600.0
 # SPU computes on threads of its own and says nothing of it, so CPU time stands for its progress: so
 # much within STALL_S. A worker that only waits was measured to take a sixth of it, 1.3 ms a second.

@@ -12,6 +12,7 @@ import pytest
 from experiments.claims.chat_texts import ChatText, Forward, chat_texts
 from experiments.claims.fidelity import answered, by_pieces, greedy_of, in_results, table
 from experiments.claims.fidelity_shares import Windows, beginnings, dealt, on_shares
+from experiments.common import saved
 from models.family import logits
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
@@ -195,4 +196,4 @@ def test_the_tables_name_what_failed() -> None:
     files = {"a": result | made, "b": {"shares": compared | {"agreement": 1.0}} | made}
     both = in_results(files)
     assert "| top-1 agreement (at least 99%) | 100.00% | 98.50% |" in both[0]
-    assert both[1].endswith("[data](data/b.json).*") and both[-1].endswith("[data](data/a.json).*")
+    assert both[1].endswith(f"{saved.link('b')}.*") and both[-1].endswith(f"{saved.link('a')}.*")

@@ -1,4 +1,4 @@
-"""Tables of RESULTS.md that are made of measurements: what they show, and where from."""
+"""Tables in docs/results that are made of measurements: what they show, and where from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stale(paragraphs: list[str]) -> list[str]:
 def test_latency_on_all_networks_then_by_kind() -> None:
     files = {"latency": {"networks": latency_results()}}
     together, under, ours, _, stock, _ = measured_tables.latency(files)
-    assert under == costs.UNDER.format("[data](data/latency.json)")
+    assert under == costs.UNDER.format(saved.link("latency"))
     assert "| 8 | 1.6 | 3.6 | 1.50 |" in together
     assert ours.startswith("| ours, lan: positions |")
     assert stock.startswith("| stock (layers alone) ˢ, lan: positions |")
@@ -41,7 +41,7 @@ def test_verification_of_several_files_is_one_table() -> None:
         for name, vocab in (("verify", 32000), ("verify_50257", 50257))
     }
     table, under = measured_tables.verification(files)
-    assert under == costs.UNDER.format("[data](data/verify.json), [data](data/verify_50257.json)")
+    assert under == costs.UNDER.format(f"{saved.link('verify')}, {saved.link('verify_50257')}")
     assert table.count("| lan | 32,000 |") == table.count("| lan | 50,257 |") > 2
 
 
@@ -80,7 +80,7 @@ def test_ops_on_all_networks() -> None:
     )
     table, under = measured_tables.ops({"ops": local, "ops_networks": session("lan", several)})
     assert stale([table]) == []
-    assert under == costs.UNDER.format("[data](data/ops.json), [data](data/ops_networks.json)")
+    assert under == costs.UNDER.format(f"{saved.link('ops')}, {saved.link('ops_networks')}")
     exact = [EXACT["ops"][f"square, {size}"] for size in ("1,000", "10,000")]
     small, large = ([x["messages, ours"], x["bytes online, ours"]] for x in exact)
     lines = table.splitlines()
@@ -137,4 +137,4 @@ def test_a_chain_of_tokens(gaps: list[float], said: str) -> None:
     assert "| a token, mean of 2 | 1.5 | 3.0 | 4.5 | 3.0 | 6.0 | 9.0 | 7 |" in table
     assert words.startswith("A token took 3.0 to 6.0 s in all. ") and said in words
     assert words.endswith("client 1.00 GiB, provider 2.00 GiB.")
-    assert under == costs.UNDER.format("[data](data/chain.json)")
+    assert under == costs.UNDER.format(saved.link("chain"))

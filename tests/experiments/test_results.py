@@ -1,5 +1,5 @@
-"""The tables of RESULTS.md and protocols/README.md: where each comes from, and exact figures as the
-code has them.
+"""The tables in docs/results and protocols/README.md: where each comes from, and exact figures as
+the code has them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax.experimental import enable_x64
 import experiments
 from experiments import render
 from experiments.claims import exact, exact_cells
-from experiments.common import saved
+from experiments.common import claims, saved
 from experiments.common.measured import summed
 from experiments.common.replay import dry_parties
 from experiments.common.report import both_ways
@@ -35,14 +35,14 @@ from tests.experiments.test_headline import committed
 from tests.experiments.test_latency import results as latency_results
 
 FOLDER = Path(experiments.__file__).parent
-RESULTS = FOLDER / "RESULTS.md"
-LINK = r"\[data\]\((data/[\w.-]+\.json)\)"
+COMPLETIONS = render.RESULTS / "completions.md"
+LINK = r"\[data\]\(\.\./\.\./experiments/(data/[\w.-]+\.json)\)"
 MEASURED = re.compile(
     r"Commit (?P<commit>[0-9a-f]{7}), (?P<days>\d{4}-\d{2}-\d{2}( to \d{4}-\d{2}-\d{2})?); "
     r"(?P<machine>\d+ cores, \d+ GiB); load [^;]+; "
     rf"(?P<data>{LINK}(, {LINK})*)\.\*$"
 )
-EXACT = "*Exact: computed from the code, compared with it by the tests; [data](data/exact.json).*"
+EXACT = f"*Exact: computed from the code, compared with it by the tests; {saved.link('exact')}.*"
 TESTED = re.compile(
     r"\*Tests: `pytest (?P<files>[\w/. ]+)`; run in `make test`"
     r"(?P<slow>, slow ones in `make test-slow`)?\.\*$"
@@ -135,8 +135,9 @@ def origins(result: Any) -> Iterator[tuple[str, str, str]]:
             yield from origins(part)
 
 
-def test_every_table_says_where_it_comes_from() -> None:
-    text = RESULTS.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", render.pages(), ids=lambda page: page.stem)
+def test_every_table_says_where_it_comes_from(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     found = [m for lines, under in tables(text) for m in origin_mistakes(lines, under, FOLDER)]
     assert found == []
     assert len(list(tables(text))) == len(re.findall(r"^\|[-|: ]+\|$", text, re.M))
@@ -174,17 +175,17 @@ LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
 @pytest.mark.parametrize(
     ("under", "wanted"),
     [
-        (LINE.format("[data](data/right.json)"), ""),
+        (LINE.format(saved.link("right")), ""),
         (EXACT, ""),
         ("- A point.", "not where it comes from"),
         (LINE.format("no JSON kept"), "not where it comes from"),
-        (LINE.format("[data](data/right.json)").replace("load 0.1; ", ""), "not where it comes"),
-        (LINE.format("[data](data/missing.json)"), "is not there"),
-        (LINE.format("[data](data/other.json)"), "is of [('7654321', '2026-11-22'"),
-        (LINE.format("[data](data/right.json)").replace("11-22", "11-21"), "the table of"),
-        (LINE.format("[data](data/right.json)").replace("2 cores", "4 cores"), "the table of"),
-        (LINE.format("[data](data/nothing.json)"), "is of []"),
-        (LINE.format("[data](data/right.json), [data](data/other.json)"), "other.json is of"),
+        (LINE.format(saved.link("right")).replace("load 0.1; ", ""), "not where it comes"),
+        (LINE.format(saved.link("missing")), "is not there"),
+        (LINE.format(saved.link("other")), "is of [('7654321', '2026-11-22'"),
+        (LINE.format(saved.link("right")).replace("11-22", "11-21"), "the table of"),
+        (LINE.format(saved.link("right")).replace("2 cores", "4 cores"), "the table of"),
+        (LINE.format(saved.link("nothing")), "is of []"),
+        (LINE.format(f"{saved.link('right')}, {saved.link('other')}"), "other.json is of"),
     ],
 )
 def test_a_table_without_its_origin_is_found(under: str, wanted: str, tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_a_row_without_its_test_is_found(
 
 
 def mistakes_of(name: str, data: Any, folder: Path) -> list[str]:
-    """What is wrong under the tables of RESULTS.md that would be made from this file."""
+    """What is wrong under the tables in docs/results that would be made from this file."""
     (folder / "data").mkdir()
     (folder / "data" / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
     found = list(tables("\n\n".join(render.TABLES[name].paragraphs({name: data}))))
@@ -243,9 +244,32 @@ def mistakes_of(name: str, data: Any, folder: Path) -> list[str]:
 # ---- tables that are made of the committed files
 
 
-def test_tables_between_marks_are_those_of_the_committed_files() -> None:
-    text = RESULTS.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", render.pages(), ids=lambda page: page.stem)
+def test_tables_between_marks_are_those_of_the_committed_files(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     assert render.with_tables(text) == text
+
+
+def test_every_table_that_is_made_has_a_place() -> None:
+    """In one page, and there once."""
+    texts = [page.read_text(encoding="utf-8") for page in render.pages()]
+    for mark in render.TABLES:
+        assert sum(text.count(render.BEGIN.format(mark)) for text in texts) == 1, mark
+
+
+def test_every_headline_figure_stands_in_the_page_that_it_names() -> None:
+    for claim in claims.CLAIMS:
+        page, _, section = claim.section.partition("#")
+        text = (render.RESULTS / f"{page}.md").read_text(encoding="utf-8")
+        assert section in {"", *map(slug, re.findall(r"^#+ (.+)$", text, re.M))}, section
+        figures = re.findall(r"\d[\d,.]*\d%?|\d+(?= of \d)", claim.words)
+        shown = [f for f in figures if f not in text and f.rstrip("%") not in text]
+        assert not shown, (claim.words, shown)
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("quiet", [True, False])
@@ -255,7 +279,7 @@ def test_a_table_is_made_of_what_was_measured_on_a_quiet_machine(
     index = {"latency": {"command": "spu-llm", "quiet": quiet}}
     files = {"index": index, "latency": {"networks": latency_results()}}
     monkeypatch.setattr(saved, "load", files.__getitem__)
-    before = RESULTS.read_text(encoding="utf-8")
+    before = COMPLETIONS.read_text(encoding="utf-8")
     after = render.with_tables(before)
     begin, end = (mark.format("latency") for mark in (render.BEGIN, render.END))
     part = after.split(begin)[1].split(end)[0]
@@ -266,13 +290,13 @@ def test_a_table_is_made_of_what_was_measured_on_a_quiet_machine(
 def test_a_further_network_has_a_section(monkeypatch: pytest.MonkeyPatch) -> None:
     results = committed()
     monkeypatch.setattr(saved, "load", results.__getitem__)
-    text = render.with_tables(RESULTS.read_text(encoding="utf-8"))
+    text = render.with_tables(COMPLETIONS.read_text(encoding="utf-8"))
     for name in results["index"]:
         begin, end = (mark.format(name) for mark in (render.BEGIN, render.END))
         part = text.split(begin)[1].split(end)[0]
         assert {under for _, under in tables(part)} == {
             "*Commit 0123456, 2026-01-02; 2 cores, 24 GiB; load of other work 0.00 to 0.00 cores; "
-            f"[data](data/{name}.json).*"
+            f"[data](../../experiments/data/{name}.json).*"
         }
         assert len(list(tables(part))) == 4 and "| ours, drafted, greedy | 2 |" in part
         assert part.count("###") == part.count("- criterion online") == (name == "completions_lan")

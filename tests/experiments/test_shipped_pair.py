@@ -1,4 +1,4 @@
-"""What RESULTS.md says of the shipped pair."""
+"""What docs/results says of the shipped pair."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from experiments import render
 from experiments.claims import shipped
+from experiments.common import saved
 from tests.experiments.test_results import MACHINE, MEASURED, mistakes_of
 from tests.models.test_training import FIGURES
 
@@ -24,7 +25,7 @@ def test_tables_of_an_evaluation(tmp_path: Path) -> None:
     assert under == again == "*From here.*"
     assert mistakes_of("shipped", figures, tmp_path) == []
     (_, _, under, *_) = render.TABLES["shipped"].paragraphs({"shipped": figures})
-    assert "; load 0.1 before, 0.4 at the end (no seconds in it); [data](data/shipped" in under
+    assert f"; load 0.1 before, 0.4 at the end (no seconds in it); {saved.link('shipped')}" in under
 
 
 def test_what_a_demo_took() -> None:

@@ -43,7 +43,9 @@ def test_the_table_is_that_of_the_files(column: int, name: str, schedule: train.
 
 
 def test_quality_is_that_of_the_results() -> None:
-    results = (SHIPPED.parents[1] / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
+    results = (SHIPPED.parents[1] / "docs" / "results" / "completions.md").read_text(
+        encoding="utf-8"
+    )
     rows = re.findall(r"^\| (private|public)[ ,].*\| ([\d.]+) \| ([\d.]+) \|$", results, re.M)
     assert [row[0] for row in rows] == ["private", "public"]
     assert cells("held-out perplexity per token") == [row[1] for row in rows]
