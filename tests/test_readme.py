@@ -19,10 +19,11 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 DOCUMENTS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
-TEXTS = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+RESULTS = render.pages()
+TEXTS = {path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *RESULTS]}
 BLOCKS = "\n".join(
     block
-    for text in TEXTS.values()
+    for text in map(TEXTS.__getitem__, DOCUMENTS)
     for block in re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 )
 COMMANDS = sorted({line.split("#")[0].strip() for line in BLOCKS.splitlines()})
@@ -57,7 +58,7 @@ def test_make_targets_and_modules_are_there() -> None:
     assert len(modules) >= 2 and all(map(importlib.util.find_spec, modules))
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_links_lead_somewhere(path: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", TEXTS[path]):
         if "://" in link:
