@@ -13,6 +13,7 @@ from experiments import render
 from experiments.claims import headline
 from experiments.common import saved
 from spu_llm.app import cli
+from spu_llm.app.reference import reference
 from tests.experiments.test_headline import committed, study
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +42,7 @@ def test_commands_are_understood(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("prompt.txt").write_text("class Reader:\n", encoding="utf-8")
-    options = cli._parser().parse_args(shlex.split(command)[1:])
+    options = cli.command_line().parse_args(shlex.split(command)[1:])
     assert callable(options.run)
 
 
@@ -51,9 +52,9 @@ def test_make_targets_and_modules_are_there() -> None:
     assert {"demo", "test"} <= set(targets)
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
     (arguments,) = re.findall(r"make demo ARGS='(.*?)'", README)
-    assert cli._parser().parse_args(["demo", *shlex.split(arguments)]).network == "lan"
+    assert cli.command_line().parse_args(["demo", *shlex.split(arguments)]).network == "lan"
     (arguments,) = re.findall(r"make chat ARGS='(.*?)'", README)
-    assert cli._parser().parse_args(["chat", "--model", "m", *shlex.split(arguments)]).standard
+    assert cli.command_line().parse_args(["chat", "--model", "m", *shlex.split(arguments)]).standard
     modules = re.findall(r"^python -m (\S+)", BLOCKS, re.MULTILINE)
     assert len(modules) >= 2 and all(map(importlib.util.find_spec, modules))
 
@@ -76,6 +77,17 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert README.count("\n") <= MOST_LINES
     links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README)}
     assert {str(path.relative_to(ROOT)) for path in DOCUMENTS[1:]} <= links
+
+
+def test_the_list_of_commands_is_that_of_the_command_line() -> None:
+    """Else: python -m spu_llm.app.reference > docs/commands.md"""
+    assert reference() == (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+
+
+def test_files_that_the_glossary_names_are_there() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:spu_llm|protocols|models)/[\w./]+)`", text)
+    assert len(paths) > 20 and all((ROOT / path).exists() for path in paths)
 
 
 def test_what_the_demo_takes_is_what_it_took() -> None:

@@ -108,8 +108,10 @@ def main(argv: list[str] | None = None) -> None:
     debug = "--debug" in arguments
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # prompts, weights and keys are in memory
     try:
-        own = argparse.Namespace(started=started, again=lambda: _parser().parse_args(arguments))
-        options = _parser().parse_args(arguments, own)
+        own = argparse.Namespace(
+            started=started, again=lambda: command_line().parse_args(arguments)
+        )
+        options = command_line().parse_args(arguments, own)
         options.run(options)
         sys.stdout.flush()
         code = 0
@@ -136,7 +138,8 @@ def _terminated(signum: int, frame: Any) -> NoReturn:
     raise SystemExit(128 + signum)
 
 
-def _parser() -> Parser:
+def command_line() -> Parser:
+    """Return the parser of all commands; options of a command are added when it is chosen."""
     parser = Parser(prog="spu-llm", description="Private LLM inference between two parties.")
     parser.add_argument("--version", action="version", version=f"spu-llm {version('spu-llm')}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)

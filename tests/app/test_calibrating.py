@@ -78,7 +78,7 @@ def test_ranges_are_written_elsewhere_and_served(
 def test_a_provider_here_gets_them(
     command: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed = cli._parser().parse_args([*command, "--model", str(model), "--ranges", "FILE"])
+    parsed = cli.command_line().parse_args([*command, "--model", str(model), "--ranges", "FILE"])
     parsed.server = None
     assert provider_of(parsed).ranges == Path("FILE")
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from spu_llm.app.cli import _parser, main
+from spu_llm.app.cli import command_line, main
 from tests.app.conftest import Pair
 from tests.app.processes import ROOT, Start
 from tests.patience import END_S
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
-    return _parser().parse_args(list(arguments))
+    return command_line().parse_args(list(arguments))
 
 
 @pytest.fixture

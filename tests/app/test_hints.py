@@ -46,9 +46,11 @@ def hints_in(cache: Path, role: str) -> Path:
 @pytest.mark.parametrize("command", CLIENTS, ids=lambda command: " ".join(command[:2]))
 def test_every_command_of_a_client_bounds_its_hints(command: list[str]) -> None:
     given = [*command, "--hint-cache", "300"]
-    options = cli._parser().parse_args(given, argparse.Namespace(started=0.0))
+    options = cli.command_line().parse_args(given, argparse.Namespace(started=0.0))
     assert options.hint_cache == 300
-    assert cli._parser().parse_args(command, argparse.Namespace(started=0.0)).hint_cache is None
+    assert (
+        cli.command_line().parse_args(command, argparse.Namespace(started=0.0)).hint_cache is None
+    )
 
 
 @pytest.mark.parametrize("role", ["client", "provider"])

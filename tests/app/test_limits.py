@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from spu_llm.app import limiting
-from spu_llm.app.cli import _parser
+from spu_llm.app.cli import command_line
 from spu_llm.core.errors import LimitError, ManifestMismatch, PeerError
 from spu_llm.net import identity, tls
 from spu_llm.net.control_plane import ask_to_open
@@ -200,7 +200,7 @@ def test_one_certificate_has_half_of_the_places_unless_told_otherwise(
     options: list[str], of_one: int
 ) -> None:
     serve = ["serve", "--model", "m", "--listen", "h:1", *options]
-    assert limiting.of(_parser().parse_args(serve))["sessions_of_one"] == of_one
+    assert limiting.of(command_line().parse_args(serve))["sessions_of_one"] == of_one
 
 
 @pytest.fixture

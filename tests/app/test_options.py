@@ -25,7 +25,7 @@ TAKES = {
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
-    return cli._parser().parse_args(list(arguments), argparse.Namespace(started=0.0))
+    return cli.command_line().parse_args(list(arguments), argparse.Namespace(started=0.0))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -420,5 +420,5 @@ def test_demo_prepares_and_takes_on_one_machine(start: Start, pair: Pair, tmp_pa
 )
 def test_bad_options(options: list[str], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        parsed = cli._parser().parse_args(["prepare", *options])
+        parsed = cli.command_line().parse_args(["prepare", *options])
         parsed.run(parsed)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spu_llm.app import reloading
-from spu_llm.app.cli import _parser
+from spu_llm.app.cli import command_line
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net import identity, tls
 from spu_llm.net.control_plane import check_health
@@ -154,7 +154,7 @@ def test_what_only_a_restart_changes_is_named_and_stays(folders: Path, tmp_path:
     file.write_text(table)
 
     def parsed() -> object:
-        return _parser().parse_args(["serve", "--config", str(file)])
+        return command_line().parse_args(["serve", "--config", str(file)])
 
     options = parsed()
     options.again = parsed  # type: ignore[attr-defined]

@@ -111,7 +111,7 @@ def generate(port: int, model: Path, mode: str, *more: str) -> list[str]:
 
 def begun(command: list[str], tunings: Path) -> Path:
     """What such a command and its provider keep before the first round; the provider's folder."""
-    options = cli._parser().parse_args([*command, "1"], argparse.Namespace(started=0.0))
+    options = cli.command_line().parse_args([*command, "1"], argparse.Namespace(started=0.0))
     directory, config, params = split_client._model(options)
     tokenizer = Tokenizer.load(directory)
     asked = split_client._settings(options, config, params, tokenizer, options.texts)

@@ -14,7 +14,7 @@ import pytest
 
 from models.tokenizer import Tokenizer
 from spu_llm.app import calibration_texts, config, serving, watermarking
-from spu_llm.app.cli import _parser, main
+from spu_llm.app.cli import command_line, main
 from spu_llm.core.errors import InputError
 from spu_llm.core.text_files import read_json_texts, read_text
 from spu_llm.systems.dp_text.prompts import read_references
@@ -150,7 +150,7 @@ def test_what_is_not_utf8_is_named_with_its_line(
 def test_options_are_the_same_in_each_spelling(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(BOM + b'[generate]\r\nserver = "h:1"\r\ninsecure = true\r\n')
-    options = _parser().parse_args(["generate", "--config", str(path)])
+    options = command_line().parse_args(["generate", "--config", str(path)])
     assert options.server == "h:1" and options.insecure
 
 

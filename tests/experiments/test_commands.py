@@ -50,7 +50,7 @@ def test_a_list_of_commands_is_quick(command: str) -> None:
     """Nothing of a study, nor JAX, is imported for it."""
     code = (
         "import sys; from spu_llm.app import cli\n"
-        f"try: cli._parser().parse_args([*{command!r}.split(), '--help'])\n"
+        f"try: cli.command_line().parse_args([*{command!r}.split(), '--help'])\n"
         "except SystemExit: print(*sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -65,7 +65,7 @@ def test_a_command_has_options_and_a_function(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        cli._parser().parse_args([*command.split(), "--help"])
+        cli.command_line().parse_args([*command.split(), "--help"])
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert f"usage: spu-llm {command}" in text and "--json FILE" in text and "--debug" in text

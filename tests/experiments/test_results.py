@@ -153,7 +153,7 @@ def test_every_file_of_data_is_in_the_index() -> None:
 def test_the_index_has_a_command_for_it(name: str) -> None:
     program, *arguments = shlex.split(saved.load("index")[name]["command"])
     if program == "spu-llm":
-        assert callable(cli._parser().parse_args(arguments).run)
+        assert callable(cli.command_line().parse_args(arguments).run)
     else:
         assert (program, arguments[0]) == ("python", "-m")
         assert importlib.util.find_spec(arguments[1])

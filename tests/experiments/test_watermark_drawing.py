@@ -120,7 +120,7 @@ def test_the_command_goes_on_with_what_is_there(
         "--json",
         str(file),
     ]
-    options = cli._parser().parse_args(command)
+    options = cli.command_line().parse_args(command)
     with pytest.raises(InputError, match="enough"):
         options.run(options)
     options.run(options)

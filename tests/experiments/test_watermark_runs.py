@@ -40,7 +40,7 @@ def test_systems_take_turns_and_runs_go_on_where_they_were_stopped(
 
     def run(arguments: Sequence[str], json_file: Path) -> dict[str, Any]:
         given = list(arguments)
-        options = cli._parser().parse_args(given)
+        options = cli.command_line().parse_args(given)
         assert options.network == "lan" and options.temperature == 0.7
         name = f"{options.candidates} {options.verify}" if options.watermark else "unmarked"
         if name == "1 race" and failing:
@@ -65,7 +65,7 @@ def test_systems_take_turns_and_runs_go_on_where_they_were_stopped(
     ]
 
     def start() -> None:
-        options = cli._parser().parse_args(command)
+        options = cli.command_line().parse_args(command)
         options.run(options)
 
     with pytest.raises(SpuLlmError, match="1 of 8 runs failed"):
@@ -99,6 +99,6 @@ def test_what_cannot_be_run(tmp_path: Path) -> None:
         (["--verify", "post"], "no 'post'"),
         (["--prompts", str(len(read_prompts()) + 1)], "--prompts"),
     ):
-        given = cli._parser().parse_args(["experiment", "watermark-runs", *options])
+        given = cli.command_line().parse_args(["experiment", "watermark-runs", *options])
         with pytest.raises(InputError, match=words):
             given.run(given)
