@@ -22,6 +22,7 @@ from spu_llm.net.identity import Certificate
 from spu_llm.net.relay import Relay
 from spu_llm.net.stream_channel import Channels
 from spu_llm.runtime import party_session, spu_runtime
+from spu_llm.runtime.party_session import SessionOptions
 from spu_llm.service import programs, worker
 from spu_llm.service.agreeing import (
     certificates,
@@ -321,13 +322,13 @@ def test_a_session_is_told_both_ids_and_the_peers_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Which go by both certificates, the same at both parties; a worker never sees the secret."""
-    told: list[dict[str, Any]] = []
+    told: list[SessionOptions] = []
     events: Any = SimpleNamespace(send=lambda event, **fields: None)
     channels: Any = SimpleNamespace(open=None)
 
-    def session(link: Any, config: Any, **given: Any) -> Any:
-        told.append(given)
-        return SimpleNamespace(products=SimpleNamespace(), pool_folder=None)
+    def session(link: Any, config: Any, options: SessionOptions, **given: Any) -> Any:
+        told.append(options)
+        return SimpleNamespace(pool_folder=None)
 
     monkeypatch.setattr(party_session, "PartySession", session)
     monkeypatch.setattr(spu_runtime, "create_link", lambda *given, **more: None)
@@ -344,9 +345,9 @@ def test_a_session_is_told_both_ids_and_the_peers_folder(
             job: Job[Any, Any] = job_of(PREPARATION, task)
             worker._spu_session(PREPARATION, job, task, events, channels)
         assert not any(name.endswith(".pool") for name in without_ids(agreed))
-    ids = [given["met"] for given in told]
+    ids = [options.met for options in told]
     assert ids[0] == ids[1][::-1] and ids[2] == ids[3][::-1] and len({*ids[0], *ids[2]}) == 4
-    folders = [given["pool_dir"] for given in told]
+    folders = [options.pool_dir for options in told]
     assert [folder.parent.name for folder in folders] == ["client", "provider"] * 2
     assert len(set(folders)) == 4
 
