@@ -41,7 +41,7 @@ class Stages(NamedTuple):
 
     embed(weights, tokens [n], positions [n])   -> x [n, d]
     fill(block, x [L n, d], positions [L, n], visible [L, n, n])     -> Filled
-    ask(block, x [L, d], positions [L])         -> Asked
+    ask(block, x [L, d], positions [L])         -> AttentionInputs
     answer(block, x [L, d], attended [L, kv head, group, head_dim])  -> x [L, d]
     head(weights, x [n, d])                     -> logits [n, vocab]
     """

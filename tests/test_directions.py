@@ -24,7 +24,8 @@ OF_SYSTEMS = ["decoding", "confidential", "dp_text", "split", "watermark"]
 SYSTEMS = [f"spu_llm.systems.{name}" for name in OF_SYSTEMS]
 SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems"]
 API = [*SERVICE, *SYSTEMS, "spu_llm.service", "spu_llm.vault"]
-APP = [*API, "spu_llm.api", "models.training", "models.importing"]
+ATTACKS = [*API, "spu_llm.api", "models.training"]
+APP = [*ATTACKS, "spu_llm.attacks", "models.importing"]
 STUDY = [*APP, "spu_llm.app", "experiments.common"]
 ALLOWED: dict[str, list[str]] = {
     "spu_llm.core": [],
@@ -51,6 +52,7 @@ ALLOWED: dict[str, list[str]] = {
     "spu_llm.service": SERVICE,
     "spu_llm.vault": [*SERVICE, "spu_llm.service", "spu_llm.systems.confidential"],
     "spu_llm.api": API,
+    "spu_llm.attacks": ATTACKS,
     "spu_llm.app": APP,
     "experiments.common": STUDY,
     "experiments.spu_baseline": STUDY,

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.claims.measured_tables import Files
 from experiments.common import report, saved
-from spu_llm.app.attacking import ATTACKS, MODES, SPLIT_MODES
+from spu_llm.attacks.registry import ATTACKS, MODES, SPLIT_MODES
 
 # Files of `spu-llm attack NAME --mode MODE --json`.
 NAMES = tuple(

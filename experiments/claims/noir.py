@@ -29,9 +29,9 @@ from models.hf import load_model
 from models.split import Split
 from models.tokenizer import Tokenizer
 from models.training.corpus import list_files, read_text
-from spu_llm.app import attack_split
-from spu_llm.app.attack_request import AttackConfig
 from spu_llm.app.printing import show_table
+from spu_llm.attacks import split
+from spu_llm.attacks.request import AttackConfig
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.prg import KEY_BYTES, Prg
@@ -141,7 +141,7 @@ class Study:
         self.tokenizer = Tokenizer.load(model)
         self.config, self.params = load_model(model)
         self.corpus = corpus(self.tokenizer)
-        self.attacker = attack_split.Attacker(
+        self.attacker = split.Attacker(
             AttackConfig(model, plan.texts, plan.seed, say, tuple(plan.attacks), SPLIT)
         )
         self.public = self.attacker.setting.public
@@ -195,7 +195,7 @@ class Study:
         }
         outcomes = []
         if cell.rounds or cell.mechanism == NONE:  # nobody generates with ends that are not tuned
-            seen = attack_split.Client(front, back, None if cell.epsilon is None else labels)
+            seen = split.Client(front, back, None if cell.epsilon is None else labels)
             names = self.plan.attacks_on(cell.mechanism)
             outcomes = [as_dict(o) for o in self.attacker.outcomes(cell.name, seen, names)]
         return {**facts, "outcomes": outcomes}

@@ -18,9 +18,9 @@ import numpy as np
 
 from experiments.common import commands, report
 from spu_llm.api.defaults import shipped
-from spu_llm.app.attack_prompts import Setting, of_text, setting_of
 from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
+from spu_llm.attacks.prompts import Setting, of_text, setting_of
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg

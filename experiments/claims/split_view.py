@@ -14,7 +14,7 @@ from experiments.common import commands
 from models.split import Split
 from models.tokenizer import Tokenizer
 from spu_llm.app.progress import Progress
-from spu_llm.app.split_views import views_of_middle
+from spu_llm.attacks.split_views import views_of_middle
 from spu_llm.core.machine import machine
 from spu_llm.core.settings import SpuConfig
 from spu_llm.systems.split.secure_viewed import as_rows

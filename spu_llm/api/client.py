@@ -15,7 +15,7 @@ from spu_llm.api.defaults import DRAFT_LENGTH
 from spu_llm.api.drafting import Drafting
 from spu_llm.api.events import OnEvent
 from spu_llm.api.marking import KeyFiles, Marking, provider_key
-from spu_llm.api.preparation import Prepared, prepare
+from spu_llm.api.preparation import Prepared, likely_steps, prepare
 from spu_llm.api.provider import Provider, path_of
 from spu_llm.api.texts import chat_tokens, check_messages, check_texts, encoded
 from spu_llm.core.errors import InputError
@@ -23,8 +23,6 @@ from spu_llm.service.first_contact import KeptFormat
 from spu_llm.service.supervisor import Look
 from spu_llm.systems.decoding.records import MARKED, ClientInputs, PrepareRequest
 from spu_llm.systems.decoding.request import Request
-
-_USUAL_TOKENS = 3  # of a drafted step (docs/results)
 
 
 @dataclass(frozen=True)
@@ -178,8 +176,7 @@ class Client:
         )
         drafts = self._drafting(options, text.tokenizer).length
         if steps is None:
-            new = options.max_new_tokens - 1
-            steps = -(-new // _USUAL_TOKENS) if drafts else new
+            steps = likely_steps(options.max_new_tokens, drafts)
         length = len(tokens) if isinstance(prompt, str) else prompt
         request = _to_come(options.request(length, public, drafts), steps)
         with self._with_key(options) as provider:

@@ -21,6 +21,7 @@ from spu_llm.systems.decoding.records import PREPARATION, Ahead
 from spu_llm.systems.program import Program
 
 _PHASES = {"offline": ["offline"]}
+_USUAL_TOKENS = 3  # of a drafted step (docs/results)
 
 
 class NoRoom(InputError):
@@ -60,6 +61,12 @@ class Prepared:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return asdict(self)
+
+
+def likely_steps(max_new_tokens: int, draft_length: int) -> int:
+    """Return how many steps so many tokens are likely to take; the prefill gives the first one."""
+    new = max_new_tokens - 1
+    return -(-new // _USUAL_TOKENS) if draft_length else new
 
 
 def prepare(

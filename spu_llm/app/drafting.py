@@ -42,10 +42,13 @@ def check(options: argparse.Namespace) -> None:
         raise InputError("--standard drafts nothing; leave it or --drafts out")
     if options.drafts == "ngram" and options.draft_model is not None:
         raise InputError("--drafts ngram takes no draft model; leave it or --draft-model out")
-    if options.standard:
-        options.draft_length = 0
-    elif options.draft_length < 1:
+    options.draft_length = length_of(options.draft_length, standard=options.standard)
+
+
+def length_of(length: int, *, standard: bool) -> int:
+    """Return the drafts of a step, 0 with `--standard`; InputError for a length below 1."""
+    if not standard and length < 1:
         raise InputError(
-            f"--draft-length must be 1 to 16, found {options.draft_length}; "
-            "--standard turns drafting off"
+            f"--draft-length must be 1 to 16, found {length}; --standard turns drafting off"
         )
+    return 0 if standard else length

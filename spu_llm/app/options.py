@@ -18,6 +18,7 @@ from spu_llm.offline.defaults import HINT_CACHE_BYTES
 
 if TYPE_CHECKING:
     from spu_llm.api.provider import Provider
+    from spu_llm.service.client import Server
 
 
 def add_folder(parser: Any, option: str, words: str, *, required: bool = False) -> None:
@@ -193,14 +194,18 @@ def identity_of(options: argparse.Namespace) -> Any:
     return identity_in(options.identity, options.trust, insecure=options.insecure)
 
 
+def server_of(options: argparse.Namespace) -> Server:
+    """Return where the provider that `--server` names is reached, and as whom."""
+    from spu_llm.service.client import Server
+
+    return Server(*address(options.server, "--server"), options.network, identity_of(options))
+
+
 def provider_of(options: argparse.Namespace) -> Provider:
     """Return the provider that `--server` names, or one on this machine."""
     from spu_llm.api.provider import Provider
-    from spu_llm.service.client import Server
 
-    server = None
-    if options.server is not None:
-        server = Server(*address(options.server, "--server"), options.network, identity_of(options))
+    server = None if options.server is None else server_of(options)
     jobs = jobs_of(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
     if server is not None and options.ranges is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from spu_llm.api.defaults import shipped
 from spu_llm.app import split_options
-from spu_llm.app.options import address, identity_of
+from spu_llm.app.options import server_of
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import say, show, tell
 from spu_llm.app.screen import Screen, Stages, learned_lines
@@ -22,7 +22,6 @@ from spu_llm.net.relay import Relay
 
 if TYPE_CHECKING:
     from models.family import ModelConfig, Params
-    from spu_llm.service.client import Server
     from spu_llm.systems.split.state import ClientSecrets, Settings
 
 PREFIX_LETTERS = 8  # the paper's most: 20 made its texts worse
@@ -42,12 +41,6 @@ class _Screen(Screen):
         if said["event"] == "token":
             self._doing = f"decoding, {said['tokens']} tokens"
             self._progress.update(self._doing)
-
-
-def _server(options: argparse.Namespace) -> Server:
-    from spu_llm.service.client import Server
-
-    return Server(*address(options.server, "--server"), options.network, identity_of(options))
 
 
 def _model(options: argparse.Namespace) -> tuple[Path, ModelConfig, Params]:
@@ -72,7 +65,7 @@ def generate(options: argparse.Namespace) -> None:
     from spu_llm.systems.split.records import GENERATE, GenerateInputs, GenerateRequest
 
     check_output(options.json)
-    server = _server(options)
+    server = server_of(options)
     _check_sampling(options)
     directory, config, params = _model(options)
     split, tokenizer = split_options.split_of(options), Tokenizer.load(directory)
@@ -234,7 +227,7 @@ def tune(options: argparse.Namespace) -> None:
     from spu_llm.service.client import run_as_client
     from spu_llm.systems.split.records import TUNE, TuneInputs, TuneRequest
 
-    server = _server(options)
+    server = server_of(options)
     directory, config, params = _model(options)
     tokenizer = Tokenizer.load(directory)
     texts = [path.absolute() for path in options.texts]

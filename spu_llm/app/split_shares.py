@@ -8,21 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spu_llm.api.defaults import DRAFT_LENGTH, PROMPT, shipped
-from spu_llm.app.options import (
-    add_hint_cache,
-    add_prompt,
-    address,
-    hint_cache_of,
-    identity_of,
-    jobs_of,
-    megabytes,
-)
+from spu_llm.app import drafting
+from spu_llm.app.options import add_hint_cache, add_prompt, jobs_of, megabytes, provider_of
 from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
-    from spu_llm.api.provider import Provider
     from spu_llm.systems.split.secure_records import MiddleRequest
 
 R = TypeVar("R", bound="MiddleRequest")
@@ -107,7 +99,7 @@ def add_prepare_command(roles: Any, common: Any, about: str) -> None:
     _jobs(prepare)
     add_hint_cache(prepare)
     prepare.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    prepare.set_defaults(run=_prepare)
+    prepare.set_defaults(run=_prepare, ranges=None)
 
 
 def _drafts(parser: Any) -> None:
@@ -178,7 +170,7 @@ def generate(options: argparse.Namespace) -> None:
     for name, left_out in _ELSEWHERE.items():
         if getattr(options, name) != left_out:
             raise InputError(f"--{name.replace('_', '-')} is of --mode noir; leave it out")
-    provider, model = _provider(options), options.model or shipped("private")
+    provider, model = provider_of(options), options.model or shipped("private")
     drafts = _draft_length(options)
     check_output(options.json)
     with closing(Screen(options.prompt)) as screen:
@@ -216,13 +208,13 @@ def generate(options: argparse.Namespace) -> None:
 def _prepare(options: argparse.Namespace) -> None:
     """Prepare material: progress to stderr, what was made to stdout, the result to `--json`."""
     from models.tokenizer import Tokenizer
-    from spu_llm.api.preparation import prepare
+    from spu_llm.api.preparation import likely_steps, prepare
     from spu_llm.app.material import material_table
     from spu_llm.app.output import check_output, write_json
     from spu_llm.app.screen import Stages
     from spu_llm.systems.split.secure_records import SPLIT_PREPARATION, MiddlePrepareRequest
 
-    provider, model = _provider(options), options.model or shipped("private")
+    provider, model = provider_of(options), options.model or shipped("private")
     drafts, new, tokens = _draft_length(options), options.max_new_tokens, options.prompt_tokens
     check_output(options.json)
     disk_bytes = megabytes(options, "disk")
@@ -230,8 +222,7 @@ def _prepare(options: argparse.Namespace) -> None:
     tokenizer = Tokenizer.load(directory)
     if tokens is None:
         tokens = len(_encoded(options.prompt, tokenizer))
-    likely = -(-(new - 1) // 3) if drafts else new - 1
-    steps = likely if options.steps is None else options.steps
+    steps = likely_steps(new, drafts) if options.steps is None else options.steps
     request = _request(MiddlePrepareRequest, options, model, tokens, drafts, steps=steps)
     with closing(Stages()) as screen:
         result = prepare(
@@ -247,22 +238,6 @@ def _encoded(prompt: str, tokenizer: Tokenizer) -> list[int]:
 
     public, own = encoded("", prompt, tokenizer)
     return [*public, *own]
-
-
-def _provider(options: argparse.Namespace) -> Provider:
-    from spu_llm.api.provider import Provider
-    from spu_llm.service.client import Server
-
-    host, port = address(options.server, "--server")
-    server = Server(host, port, options.network, identity_of(options))
-    return Provider(
-        options.network,
-        server,
-        options.model or shipped("private"),
-        options.pool,
-        jobs_of(options, 1),
-        hint_cache_of(options),
-    )
 
 
 def _request(
@@ -296,11 +271,5 @@ def _request(
 
 
 def _draft_length(options: argparse.Namespace) -> int:
-    if options.standard:
-        return 0
-    found = DRAFT_LENGTH if options.draft_length is None else options.draft_length
-    if found < 1:
-        raise InputError(
-            f"--draft-length must be 1 to 16, found {found}; --standard turns drafting off"
-        )
-    return int(found)
+    length = DRAFT_LENGTH if options.draft_length is None else options.draft_length
+    return drafting.length_of(length, standard=options.standard)

@@ -129,7 +129,7 @@ STUDIES = {
 }
 
 
-def add_commands(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the study commands to the parser."""
     places = {"": commands}
     for group, (name, words) in GROUPS.items():

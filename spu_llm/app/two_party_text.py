@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spu_llm.api.defaults import shipped
-from spu_llm.app.options import (
-    add_hint_cache,
-    add_identity_options,
-    address,
-    hint_cache_of,
-    identity_of,
-)
+from spu_llm.app.options import add_hint_cache, add_identity_options, hint_cache_of, server_of
 from spu_llm.app.printing import show, tell
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError
@@ -101,7 +95,6 @@ def generate(options: argparse.Namespace) -> None:
     """Run a corpus's sessions; progress and what is promised to stderr, the texts to `--out`."""
     from models.tokenizer import Tokenizer
     from spu_llm.app.screen import learned_lines
-    from spu_llm.service.client import Server
     from spu_llm.systems.dp_text.generator import batches
     from spu_llm.systems.dp_text.prompts import Prompts, read_references
     from spu_llm.systems.dp_text.secure_budget import for_budget
@@ -111,7 +104,7 @@ def generate(options: argparse.Namespace) -> None:
     _check(options)
     hint_cache = hint_cache_of(options)
     places = options.places or options.top_k + SPARE_PLACES
-    server = Server(*address(options.server, "--server"), options.network, identity_of(options))
+    server = server_of(options)
     parameters = for_budget(
         options.epsilon,
         options.delta,

@@ -17,7 +17,7 @@ VAULT = "the vault"
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user asks for, of prompts that go together (`told.Asked`)."""
+    """What a user asks for, of prompts that go together (`told.VaultRequest`)."""
 
     prompts: Sequence[Sequence[int]]
     public: Sequence[int]

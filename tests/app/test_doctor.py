@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from spu_llm.app import doctor
-from spu_llm.app.doctor import FAILURE, OK, WARNING, Finding
+from spu_llm.app.commands import doctor
+from spu_llm.app.commands.doctor import FAILURE, OK, WARNING, Finding
 from spu_llm.core.errors import InputError
 from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE

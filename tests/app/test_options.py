@@ -55,7 +55,7 @@ def test_a_prompt_from_a_file_or_from_standard_input(
 
 def test_every_command_with_a_prompt_takes_it_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """None has a `--prompt` of its own."""
-    sources = Path(cli.__file__).parent.glob("*.py")
+    sources = Path(cli.__file__).parent.rglob("*.py")
     own = [path.name for path in sources if '"--prompt"' in path.read_text(encoding="utf-8")]
     assert own == ["options.py"]
 

@@ -19,7 +19,7 @@ from models.gpt2 import GPT2Config
 from models.hf import load_model, save_model
 from models.split import Split
 from models.tokenizer import Tokenizer
-from spu_llm.app.split_views import views_of_middle
+from spu_llm.attacks.split_views import views_of_middle
 from spu_llm.offline.silent.ring import SPARE_BITS
 from tests.app.conftest import Pair
 from tests.app.processes import Start

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from models.tokenizer import Tokenizer
-from spu_llm.app import calibration_texts, config, serving, watermarking
+from spu_llm.app import calibration_texts, config, serving
 from spu_llm.app.cli import command_line, main
+from spu_llm.app.commands import watermark
 from spu_llm.core.errors import InputError
 from spu_llm.core.text_files import read_json_texts, read_text
 from spu_llm.systems.dp_text.prompts import read_references
@@ -80,9 +81,9 @@ def test_a_text_is_the_same_in_each_spelling(
     path.write_bytes(data)
     assert read_text(path) == TEXT
     assert serving._text_of(path, "--system-prompt") == TEXT
-    assert watermarking._text(path) == TEXT
+    assert watermark._text(path) == TEXT
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    assert watermarking._text(Path("-")) == TEXT
+    assert watermark._text(Path("-")) == TEXT
     end = min(tokenizer.eos_ids)
     assert tokens_of([path], tokenizer).tolist() == [*tokenizer.encode(TEXT), end]
     assert calibrated_text(path, monkeypatch) == TEXT
@@ -127,7 +128,7 @@ READERS: dict[str, Callable[[Path, Tokenizer], object]] = {
     "--system-prompt": lambda path, _: serving._text_of(path, "--system-prompt"),
     "--text": lambda path, _: of_calibrate(path),
     "--config": lambda path, _: config.with_file("serve", ["--config", str(path)], []),
-    "": lambda path, _: watermarking._text(path),
+    "": lambda path, _: watermark._text(path),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spu_llm.api.defaults import shipped as model_in
-from spu_llm.app import attack_prompts
+from spu_llm.attacks import prompts as attack_prompts
 from spu_llm.core.prg import Prg
 from spu_llm.systems.confidential import published
 from spu_llm.systems.confidential.attacks import sets

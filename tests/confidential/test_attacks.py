@@ -12,7 +12,7 @@ import pytest
 from models.family import ModelConfig, family_of
 from models.hf import save_model
 from models.partials import Partial
-from spu_llm.app.attacking import ATTACKS, place_of
+from spu_llm.attacks.registry import ATTACKS, place_of
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession

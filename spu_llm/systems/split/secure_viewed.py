@@ -38,8 +38,8 @@ _NOTHING = JudgeInputs(None, None)
 
 @dataclass(frozen=True)
 class ViewedMiddleRequest(viewed.ViewedRequest):
-    """Lengths of prompts and steps, as `viewed.Asked` has them, and the blocks of a split model's
-    front and back.
+    """Lengths of prompts and steps, as `viewed.ViewedRequest` has them, and the blocks of a split
+    model's front and back.
     """
 
     front: int

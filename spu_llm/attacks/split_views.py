@@ -14,7 +14,7 @@ import numpy as np
 from models.split import Split
 from models.tokenizer import Tokenizer
 from spu_llm.api.defaults import SESSION_MINUTES
-from spu_llm.app.attack_views import HOST, started
+from spu_llm.attacks.views import HOST, started
 from spu_llm.service import provider
 from spu_llm.service.client import Server, run_as_client
 from spu_llm.service.limits import Limits

@@ -5,7 +5,7 @@ client's weights (`spu_llm.systems.split.attacks.views`); what a provider receiv
 these rows, up to the rounding of the precision on the wire. noir without --secrets: the codebook is
 drawn, and nothing is tuned.
 
-Mode mpc: a real session (`spu_llm.app.split_views`).
+Mode mpc: a real session (`spu_llm.attacks.split_views`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from models.split import Split
 from models.tokenizer import Tokenizer
 from models.training.corpus import list_files
 from models.training.snippets import cut_snippets
-from spu_llm.app.attack_prompts import held_out
-from spu_llm.app.attack_request import AttackConfig
-from spu_llm.app.split_views import views_of_middle
+from spu_llm.attacks.prompts import held_out
+from spu_llm.attacks.request import AttackConfig
+from spu_llm.attacks.split_views import views_of_middle
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig

@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 
 from models.hf import load_folded
-from spu_llm.app import attack_views
-from spu_llm.app.attack_prompts import Setting, of_law, of_name, of_text, setting_of
-from spu_llm.app.attack_request import AttackConfig
+from spu_llm.attacks.prompts import Setting, of_law, of_name, of_text, setting_of
+from spu_llm.attacks.request import AttackConfig
+from spu_llm.attacks.views import of_wishes
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential import published
 from spu_llm.systems.confidential.attacks import layer0, recompute, sets
@@ -320,4 +320,4 @@ def _seen_of(wanted: AttackConfig, sent: Sequence[Sent], mode: str) -> list[list
     for s in sent:
         compact = [] if mode == "repaired" else s.shape.hidden
         wishes.append(Wish(s.rows, [], _GENERATED + 1, 0.7, wanted.seed, compact, s.own))
-    return attack_views.of_wishes(wanted.model, wishes, wanted.on_stage)
+    return of_wishes(wanted.model, wishes, wanted.on_stage)

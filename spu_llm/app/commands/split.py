@@ -126,7 +126,7 @@ def add_command(commands: Any) -> None:
     _precision(generate)
     split_shares.add_client_options(generate)
     generate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    generate.set_defaults(run=_generate)
+    generate.set_defaults(run=_generate, ranges=None)
 
     split_shares.add_prepare_command(roles, _common, _ABOUT)
 

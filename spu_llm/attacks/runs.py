@@ -1,4 +1,4 @@
-"""Attacks run: prompts, real views of them (`attack_views`), and what comes of it."""
+"""Attacks run: prompts, real views of them (`views`), and what comes of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from models.family import ModelConfig
 from models.hf import load_folded
 from models.tokenizer import Tokenizer
-from spu_llm.app import attack_views
-from spu_llm.app.attack_prompts import held_out
-from spu_llm.app.attack_request import AttackConfig
+from spu_llm.attacks.prompts import held_out
+from spu_llm.attacks.request import AttackConfig
+from spu_llm.attacks.views import of_two_parties, of_vault
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential.attacks import layer0, length, recompute
 from spu_llm.systems.confidential.attacks.views import LayerQueries, Shares, asked_of
@@ -68,9 +68,7 @@ def layer0_vault(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Yield what attack layer0 solves from a vault's engine, by how many generated tokens."""
     model, prompts = _model(wanted), _prompts(wanted)
     asked = prompts[: wanted.prompts].tolist()
-    seen = attack_views.of_vault(
-        wanted.model, asked, max(STEPS), TEMPERATURE, wanted.seed, wanted.on_stage
-    )
+    seen = of_vault(wanted.model, asked, max(STEPS), TEMPERATURE, wanted.seed, wanted.on_stage)
     made = layer0.dictionary(*model, PROMPT_TOKENS)
     for steps in STEPS:
         wanted.on_stage(f"solving, generated tokens: {steps}")
@@ -122,7 +120,7 @@ def _two_parties(
     """Return shares of as many prompts as are asked for, each with some text after it."""
     asked, more = prompts[: wanted.prompts], np.roll(prompts, 1, axis=0)[: wanted.prompts]
     tokens = more[:, :SHARED_STEPS].tolist()
-    return attack_views.of_two_parties(wanted.model, asked.tolist(), tokens, wanted.on_stage)
+    return of_two_parties(wanted.model, asked.tolist(), tokens, wanted.on_stage)
 
 
 def _bytes(shares: list[Shares]) -> np.ndarray:
@@ -191,9 +189,7 @@ def recompute_vault(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """
     model, prompts = _model(wanted), _prompts(wanted)
     asked = prompts[: wanted.prompts].tolist()
-    seen = attack_views.of_vault(
-        wanted.model, asked, max(STEPS), TEMPERATURE, wanted.seed, wanted.on_stage
-    )
+    seen = of_vault(wanted.model, asked, max(STEPS), TEMPERATURE, wanted.seed, wanted.on_stage)
     source = np.random.default_rng([wanted.seed, 1])
     hits: Hits = {}
     for i, text in enumerate(seen):
@@ -289,7 +285,7 @@ def length_vault(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """
     prompts = _of_all_lengths(wanted)
     runs = [
-        attack_views.of_vault(
+        of_vault(
             wanted.model, prompts, GENERATED, TEMPERATURE, wanted.seed + other, wanted.on_stage
         )
         for other in (0, OWN_SEED)
@@ -305,9 +301,7 @@ def length_vault(wanted: AttackConfig) -> Iterator[AttackOutcome]:
 def length_two_party(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Yield how often the prompt's length, which is public in this mode, too, tells the prompt."""
     prompts = _of_all_lengths(wanted)
-    shares = attack_views.of_two_parties(
-        wanted.model, prompts, [[] for _ in prompts], wanted.on_stage
-    )
+    shares = of_two_parties(wanted.model, prompts, [[] for _ in prompts], wanted.on_stage)
     seen = [length.Lengths(provider[0].rows) for _, provider in shares]
     candidates = [length.Lengths(len(prompt)) for prompt in prompts]
     yield _by_length("two-party", wanted, "prompt", seen, candidates)

@@ -1,0 +1,1 @@
+"""The commands of `spu-llm`: a file each, named after the command."""

@@ -1,0 +1,1 @@
+"""What a curious model owner learns of prompts: a registry of attacks, and their runs by target."""
