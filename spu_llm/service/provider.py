@@ -57,7 +57,7 @@ from spu_llm.service.supervisor import (
 )
 from spu_llm.service.task import Task
 from spu_llm.systems.program import Job, ProviderInputs, SystemPromptShape
-from spu_llm.systems.served import ServedSystem, refuse_studies
+from spu_llm.systems.served import ServedSystem
 
 CALL_BYTES = 8 << 20  # of a connection for calls: manifests or a document's parts, and gRPC's own
 REFUSAL_BYTES = 256 << 10  # the same, once the client has moved all that it may
@@ -433,7 +433,8 @@ def _own_text(
     """
     if not options.system_prompt:
         return SystemPromptShape(), []
-    refuse_studies(options.studies, "--system-prompt")
+    if options.studies:
+        raise InputError("studies run the model alone; leave --studies or --system-prompt out")
     if tokenizer is None:
         raise InputError(f"{options.model} has no tokenizer for --system-prompt")
     # It goes on after what every text begins with, which is public.

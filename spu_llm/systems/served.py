@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.resident import place
-from spu_llm.core.errors import InputError
 from spu_llm.systems.program import Job, Served
 
 if TYPE_CHECKING:
@@ -63,9 +62,3 @@ class ServedSystem:
 
     def close(self) -> None:
         """Give up what `open` has taken."""
-
-
-def refuse_studies(studies: bool, option: str) -> None:
-    """Raise InputError where a provider that takes part in studies would have this option, too."""
-    if studies:
-        raise InputError(f"studies run the model alone; leave --studies or {option} out")

@@ -81,7 +81,11 @@ def test_a_system_of_one_folder_and_one_line_is_served(pair: Pair, toy: Any, gue
     with provider(pair.private, toy.number(42)) as server:
         outcome, _ = run_as_client(server, toy.program, Nothing(), toy.guess(guess))
     assert outcome.result["larger"] is (guess > 42)
-    assert outcome.result["learned"] == {"client": ["whose number is larger"], "provider": []}
+    opened = "whose number is larger: 1 x 64 bit in 1 openings"
+    assert outcome.result["learned"] == {
+        "client": ["whose number is larger", opened],
+        "provider": [],
+    }
 
 
 def test_a_provider_without_the_system_refuses_its_program(pair: Pair, toy: Any) -> None:

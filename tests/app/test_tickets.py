@@ -22,7 +22,7 @@ from spu_llm.net.identity import Certificate
 from spu_llm.net.manifest import agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
-from spu_llm.service import agreeing, places
+from spu_llm.service import admission, agreeing
 from spu_llm.service.admission import AdmissionControl
 from spu_llm.service.client import Server, connected
 from spu_llm.service.limits import Limits
@@ -66,8 +66,8 @@ def test_a_ticket_expires_and_its_place_is_free(monkeypatch: pytest.MonkeyPatch)
     late = held.admit(TASK, None)
     with pytest.raises(BusyError, match="busy with 1 sessions"):
         held.admit(TASK, None)
-    now = places.time.monotonic()
-    monkeypatch.setattr(places.time, "monotonic", lambda: now + places.TICKET_S + 1)
+    now = admission.time.monotonic()
+    monkeypatch.setattr(admission.time, "monotonic", lambda: now + admission.TICKET_S + 1)
     assert not held.taken
     held.admit(TASK, None)
     with pytest.raises(PeerError, match="has expired"):

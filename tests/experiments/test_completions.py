@@ -280,7 +280,8 @@ def _watched(
     sent = sum((e.traffic for e in session.meter.entries if e.kind == "segment"), Traffic())
     ended: list[Traffic] = []
     run, account = spu.run, completions.account
-    makers = [(maker, maker.make) for maker in (spu, session._packed)]
+    batches: Any = session.preprocessing.pool._make
+    makers = [(batches, "_by_spu"), (batches._packed, "make")]
     pack, unpack = merged_rounds.pack, merged_rounds.unpack
 
     def counted_run(*args: Any, **options: Any) -> Any:
@@ -316,8 +317,8 @@ def _watched(
     with pytest.MonkeyPatch.context() as patch:
         if session.rank == CLIENT:
             patch.setattr(spu, "run", counted_run)
-            for maker, make in makers:
-                patch.setattr(maker, "make", functools.partial(counted, make))
+            for maker, name in makers:
+                patch.setattr(maker, name, functools.partial(counted, getattr(maker, name)))
             patch.setattr(merged_rounds, "pack", counted_pack)
             patch.setattr(merged_rounds, "unpack", counted_unpack)
             patch.setattr(completions, "account", at_the_end)

@@ -204,5 +204,5 @@ def test_material_of_complete_generations(system: str) -> None:
     assert ratios["seconds"] == pytest.approx(1, abs=0.35)
     assert ratios["messages"] == pytest.approx(1, abs=0.05)
     without = dataclasses.replace(found, extension=dict.fromkeys(FIGURES, 0.0))
-    ratios = dict(_ratios(system, without))
-    assert ratios["seconds"] < 0.7 and ratios["messages"] < 0.2
+    fewer = dict(_ratios(system, without))
+    assert fewer["seconds"] < 0.75 * ratios["seconds"] and fewer["messages"] < 0.2

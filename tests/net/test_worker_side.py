@@ -20,7 +20,7 @@ from tests.patience import SOON_S
 # A worker that answers on its port, says what it has of a network, and calls its peer when told to.
 WORKER = """
 import os, socket, sys, threading
-from spu_llm.net.frames import Door
+from spu_llm.net.frames import StreamType
 from spu_llm.net.worker_side import hand_over, leave_network
 left = leave_network()
 hand_over(socket.socket(fileno=int(sys.argv[1])))

@@ -10,7 +10,7 @@ from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.systems.decoding.records import COMPLETION, MARKED, PREPARATION
 from spu_llm.systems.program import Job, Served
-from spu_llm.systems.served import Offer, ServedSystem, refuse_studies
+from spu_llm.systems.served import Offer, ServedSystem
 from spu_llm.systems.watermark.keys import Key, read_key
 from spu_llm.systems.watermark.sessions import (
     Session,
@@ -36,7 +36,8 @@ class MarkedTexts(ServedSystem):
         self._sessions: SessionsFile | None = None
 
     def open(self, tokenizer: Tokenizer | None, *, studies: bool) -> None:
-        refuse_studies(studies, "--mark")
+        if studies:
+            raise InputError("with --mark every text is a marked completion; leave --studies out")
         assert tokenizer is not None
         file = read_key(self._path)
         if file.scheme.method != "provider":
