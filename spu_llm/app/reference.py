@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from spu_llm.app.cli import command_line
+from spu_llm.app.printing import show_table
 
 _STUDIES = ("bench", "experiment")  # docs/measuring.md and docs/results have their commands
 
@@ -73,4 +74,4 @@ def _sentence(words: str) -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    show_table(reference().rstrip("\n"))

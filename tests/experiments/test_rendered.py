@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,23 @@ def test_a_committed_notebook_is_as_it_runs(name: str) -> None:
     assert outputs(render.execute(path)) == outputs(committed)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_notebook_imports_is_there(name: str) -> None:
+    """Quick, since most notebooks run among the slow tests alone."""
+    cells = nbformat.read(render.NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
+    asked = [
+        f"{node.module}.{alias.name}"
+        for cell in cells
+        if cell.cell_type == "code"
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    for place in asked:
+        pkgutil.resolve_name(place)
+    assert asked
+
+
 def test_the_figure_is_that_of_the_committed_results(tmp_path: Path) -> None:
     def texts(path: Path) -> list[str]:
         return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text(encoding="utf-8"))
@@ -130,7 +149,7 @@ def test_a_study_is_measured_again(name: str, smaller: str, tiny_pair: tuple[Pat
     folder = str(tiny_pair[0].parent)
     assert tiny_pair == (Path(folder) / "private", Path(folder) / "public")
     setting = (
-        f"from pathlib import Path\nfrom spu_llm.app import defaults\n"
+        f"from pathlib import Path\nfrom spu_llm.api import defaults\n"
         f"defaults.shipped = lambda name: Path({folder!r}) / name\nFRESH = True\n{smaller}"
     )
     text = printed(render.execute(render.NOTEBOOKS / f"{name}.ipynb", setting))
