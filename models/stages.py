@@ -21,7 +21,7 @@ from models.family import Layer, ModelConfig, Params, family_of
 
 
 class AttentionInputs(NamedTuple):
-    """What attention of one row a lane is made of; query heads of a group share keys."""
+    """Query, key and value of one row a lane; query heads of a group share keys."""
 
     query: Array  # [L, kv head, group, head_dim], scaled
     key: Array  # [L, kv head, head_dim]

@@ -29,7 +29,9 @@ from spu_llm.core.machine import machine
 
 @dataclass(frozen=True)
 class AnswersPlan:
-    """questions: their numbers in the file, from 1; tokens: of an answer, at most."""
+    """The study's settings. questions: their numbers in the file, from 1; tokens: of an answer, at
+    most.
+    """
 
     model: str
     questions: tuple[int, ...]

@@ -87,7 +87,7 @@ def read_prompts() -> list[Prompt]:
 
 @dataclass(frozen=True)
 class CompletionStudyRequest:
-    """What a run is identified by. `stock_tokens`: of a stock run that ends before `tokens`."""
+    """A run of the study. `stock_tokens`: of a stock run that ends before `tokens`."""
 
     network: str
     prompt: str  # its kind

@@ -64,7 +64,7 @@ LARGER = (12, 768, 12)  # layers, width, heads: GPT-2 small's blocks
 
 @dataclass(frozen=True)
 class ConfidentialPlan:
-    """What is measured. users: numbers of them, rising; at: the number for sizes and memory."""
+    """The study's settings. users: numbers of them, rising; at: the number for sizes and memory."""
 
     users: Sequence[int] = (1, 2, 4, 8, 16)
     at: int = 8
@@ -78,7 +78,9 @@ class ConfidentialPlan:
 
 @dataclass(frozen=True)
 class ConfidentialCell:
-    """What is compared by `system` when all else is equal. fakes: beside each user's prompt."""
+    """A measurement, compared by `system` when all else is equal. fakes: beside each user's
+    prompt.
+    """
 
     part: str
     model: str

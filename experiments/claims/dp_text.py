@@ -68,7 +68,7 @@ SHOWN = 2  # texts of a cell that the result keeps
 
 @dataclass(frozen=True)
 class DpTextPlan:
-    """What is measured."""
+    """The study's settings."""
 
     epsilons: Sequence[float] = EPSILONS
     batches: Sequence[int] = BATCHES
@@ -83,7 +83,9 @@ class DpTextPlan:
 
 @dataclass(frozen=True)
 class DpTextCell:
-    """epsilon: None for what spends nothing; top_k: None for the whole vocabulary."""
+    """A method with its settings. epsilon: None for what spends nothing; top_k: None for the whole
+    vocabulary.
+    """
 
     method: str
     epsilon: float | None

@@ -52,7 +52,7 @@ class LazyLogits:
 
 @dataclass(frozen=True)
 class DraftedText:
-    """One text."""
+    """Counts of one drafted text."""
 
     tokens: int
     steps: int

@@ -56,7 +56,7 @@ TEXTS, EVALUATED = 20, 64  # attacked texts, and windows that perplexity is of
 
 @dataclass(frozen=True)
 class NoirPlan:
-    """What is measured. fully: mechanisms that all attacks are run on, not `attacks` alone."""
+    """The study's settings. fully: mechanisms that all attacks are run on, not `attacks` alone."""
 
     mechanisms: Sequence[str] = (*vocabulary.MECHANISMS, *BASELINES)
     epsilons: Sequence[float] = EPSILONS
@@ -72,9 +72,9 @@ class NoirPlan:
 
 @dataclass(frozen=True)
 class NoirCell:
-    """mechanism: "none" leaves table and labels. epsilon: of a feature; of the baselines, whose
-    d_chi privacy is another definition, the eta that has the same number in all, epsilon m, as the
-    paper compares them. rounds: of tuning.
+    """A mechanism at one epsilon. mechanism: "none" leaves table and labels. epsilon: of a feature;
+    of the baselines, whose d_chi privacy is another definition, the eta that has the same number in
+    all, epsilon m, as the paper compares them. rounds: of tuning.
     """
 
     mechanism: str

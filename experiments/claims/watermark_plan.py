@@ -92,7 +92,9 @@ def share_of(method: Method) -> int:
 
 @dataclass(frozen=True)
 class WatermarkPlan:
-    """samples: unmarked texts of a prompt; null_keys: keys that each of them is scored under."""
+    """The study's settings. samples: unmarked texts of a prompt; null_keys: keys that each of them
+    is scored under.
+    """
 
     texts: int = TEXTS
     tokens: int = TOKENS

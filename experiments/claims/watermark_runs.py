@@ -50,7 +50,7 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunKey:
-    """What a run is identified by; `prompt`: its kind."""
+    """A run of the study; `prompt`: its kind."""
 
     network: str
     prompt: str

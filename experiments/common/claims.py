@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from experiments.common import saved
 
@@ -83,22 +81,12 @@ def paragraphs() -> list[str]:
 
 def _line(claim: Claim) -> str:
     page, _, section = claim.section.partition("#")
-    made = sorted(set(origins(saved.load(claim.result))))
-    commits = ", ".join(sorted({commit for commit, _ in made}))
-    days = " to ".join(sorted({made[0][1], made[-1][1]}))
+    made = list(saved.machines(saved.load(claim.result)))
+    commits = ", ".join(sorted({machine["commit"] for machine in made}))
+    dates = sorted(machine["date"][:10] for machine in made)
+    days = " to ".join(sorted({dates[0], dates[-1]}))
     link = f"{page}.md" + (f"#{section}" if section else "")
     return (
         f"- {claim.words}: [all of it]({link}). `{saved.load('index')[claim.result]['command']}`, "
         f"commit {commits}, {days}, {saved.link(claim.result)}."
     )
-
-
-def origins(result: Any) -> Iterator[tuple[str, str]]:
-    """Yield commit and day of every machine in a result."""
-    if isinstance(result, dict):
-        if "machine" in result:
-            yield result["machine"]["commit"], result["machine"]["date"][:10]
-        result = list(result.values())
-    if isinstance(result, list):
-        for part in result:
-            yield from origins(part)

@@ -7,7 +7,7 @@ writes it again, whether nothing else ran on the machine ("quiet"), and what els
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,17 @@ def there(*names: str) -> list[str]:
     """Return the given names that the index has."""
     index = load("index")
     return [name for name in names if name in index]
+
+
+def machines(result: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every machine that a result names, with its commit and date."""
+    if isinstance(result, dict):
+        if "machine" in result:
+            yield result["machine"]
+        result = list(result.values())
+    if isinstance(result, list):
+        for part in result:
+            yield from machines(part)
 
 
 def link(name: str) -> str:

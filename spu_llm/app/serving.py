@@ -52,22 +52,7 @@ def add_command(commands: Any) -> None:
     )
     marking.add_provider_option(serve, "nothing else is served; ")
     two_party_text.add_serve_options(serve)
-    serve.add_argument("--once", action="store_true", help="end after one session")
-    serve.add_argument(
-        "--sessions",
-        type=int,
-        default=SESSIONS,
-        metavar="N",
-        help="at a time, each with a worker process (default: %(default)s)",
-    )
-    serve.add_argument(
-        "--session-minutes",
-        type=int,
-        default=SESSION_MINUTES,
-        metavar="N",
-        help="end a session after that (default: %(default)s)",
-    )
-    limiting.add_options(serve)
+    add_sessions(serve)
     serve.add_argument(
         "--studies", action="store_true", help="also take part in measurements (bench, experiment)"
     )
@@ -85,6 +70,26 @@ def add_command(commands: Any) -> None:
     add_jobs(serve)
     add_identity_options(serve)
     serve.set_defaults(run=_serve)
+
+
+def add_sessions(serve: argparse.ArgumentParser) -> None:
+    """Add how many sessions there are, how long, and what one client may take of them."""
+    serve.add_argument("--once", action="store_true", help="end after one session")
+    serve.add_argument(
+        "--sessions",
+        type=int,
+        default=SESSIONS,
+        metavar="N",
+        help="at a time, each with a worker process (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--session-minutes",
+        type=int,
+        default=SESSION_MINUTES,
+        metavar="N",
+        help="end a session after that (default: %(default)s)",
+    )
+    limiting.add_options(serve)
 
 
 def _serve(options: argparse.Namespace) -> None:

@@ -41,22 +41,8 @@ def views_of_middle(
             words = np.frombuffer(base64.b64decode(event["words"]), np.uint64)
             seen.append(words.reshape(event["shape"]))
 
-    options = provider.ServeOptions(
-        model,
-        HOST,
-        0,
-        "local",
-        once=True,
-        sessions=1,
-        sessions_of_one=1,
-        limits=Limits(SESSION_MINUTES, None, None),
-        studies=True,
-        pool=None,
-        disk_bytes=None,
-        disk_bytes_of_one=None,
-        jobs=1,
-        identity=None,
-        exit_with_parent=False,
+    options = provider.ServeOptions.rehearsal(
+        model, limits=Limits(SESSION_MINUTES, None, None), studies=True
     )
     port = started(lambda on_port: provider.serve(options, on_stage, on_port, note))
     prompts = tuple(len(text) - steps for text in texts)

@@ -92,22 +92,8 @@ def of_two_parties(
             on_stage(event["name"])
 
     asked = viewed.ViewedRequest(tuple(map(len, prompts)), len(tokens[0]))
-    options = provider.ServeOptions(
-        model,
-        HOST,
-        0,
-        "local",
-        once=True,
-        sessions=1,
-        sessions_of_one=1,
-        limits=Limits(SESSION_MINUTES, None, None),
-        studies=True,
-        pool=None,
-        disk_bytes=None,
-        disk_bytes_of_one=None,
-        jobs=1,
-        identity=None,
-        exit_with_parent=False,
+    options = provider.ServeOptions.rehearsal(
+        model, limits=Limits(SESSION_MINUTES, None, None), studies=True
     )
     port = started(
         lambda on_port: provider.serve(options, on_stage, on_port, lambda e: note(PROVIDER, e))

@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
 
 
 class StreamType(enum.IntEnum):
-    """Where a stream leads at both workers."""
+    """Destination of a stream at both workers."""
 
     LINK = 0  # to SPU
     MESSAGES = 1  # to messages of our own protocols (`spu_llm.net.stream_channel`)

@@ -38,7 +38,9 @@ _LOOK_S = 0.1
 
 
 class BackgroundProducer:
-    """This party's half. All methods are for the session's own thread."""
+    """Producer of batches while a call runs, one party's half. All methods are for the session's
+    own thread.
+    """
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class Admitted:
 
 
 class AdmissionControl:
-    """So many sessions at a time, and of one certificate."""
+    """Admission of sessions: so many at a time, and so many of one certificate."""
 
     def __init__(self, places: int, of_one: int) -> None:
         self.renew(places, of_one)

@@ -90,6 +90,29 @@ class ServeOptions:
     system: ServedSystem = field(default_factory=ServedSystem)
     ranges: Path | None = None  # of activations; None: those beside the model
 
+    @staticmethod
+    def rehearsal(model: Path, **changed: Any) -> ServeOptions:
+        """Return the options of one session on this machine, in the clear, at a port that is free;
+        `changed`: fields that are otherwise.
+        """
+        fields: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": 0,
+            "network": "local",
+            "once": True,
+            "sessions": 1,
+            "sessions_of_one": 1,
+            "limits": Limits(),
+            "studies": False,
+            "pool": None,
+            "disk_bytes": None,
+            "disk_bytes_of_one": None,
+            "jobs": 1,
+            "identity": None,
+            "exit_with_parent": False,
+        }
+        return ServeOptions(model, **(fields | changed))
+
 
 # Options that may change while a provider runs, for sessions that begin then. All else is what it
 # was started for: its model, where it listens, what every client is told at the beginning.

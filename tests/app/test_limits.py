@@ -214,22 +214,8 @@ def calling(
         identity.load(tmp_path / one, tmp_path / other / CERTIFICATE)
         for one, other in (("provider", "client"), ("client", "provider"))
     )
-    options = ServeOptions(
-        pair.private,
-        "127.0.0.1",
-        0,
-        "local",
-        once=False,
-        sessions=2,
-        sessions_of_one=1,
-        limits=Limits(traffic_bytes=300_000),
-        studies=False,
-        pool=None,
-        disk_bytes=None,
-        disk_bytes_of_one=None,
-        jobs=1,
-        identity=own,
-        exit_with_parent=False,
+    options = ServeOptions.rehearsal(
+        pair.private, once=False, sessions=2, limits=Limits(traffic_bytes=300_000), identity=own
     )
     stated = agreeing.of_provider(PRIVATE, None, "local", 1)
     monkeypatch.setattr(provider, "REFUSAL_BYTES", 20_000)

@@ -17,7 +17,6 @@ from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.service import programs
 from spu_llm.service.client import Server, run_as_client
-from spu_llm.service.limits import Limits
 from spu_llm.service.provider import ServeOptions, serve
 from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
 from spu_llm.systems.decoding.request import Request
@@ -30,24 +29,7 @@ from tests.app.processes import STUB
 @contextmanager
 def provider(model: Path, system: ServedSystem) -> Iterator[Server]:
     """A provider of one session in this process, its worker in another; what ended it is raised."""
-    options = ServeOptions(
-        model,
-        "127.0.0.1",
-        0,
-        "local",
-        once=True,
-        sessions=1,
-        sessions_of_one=1,
-        limits=Limits(),
-        studies=False,
-        pool=None,
-        disk_bytes=None,
-        disk_bytes_of_one=None,
-        jobs=1,
-        identity=None,
-        exit_with_parent=False,
-        system=system,
-    )
+    options = ServeOptions.rehearsal(model, system=system)
     ports: Queue[int] = Queue()
     errors: list[Exception] = []
 

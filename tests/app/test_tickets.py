@@ -25,7 +25,6 @@ from spu_llm.net.shaping import NETWORKS
 from spu_llm.service import admission, agreeing
 from spu_llm.service.admission import AdmissionControl
 from spu_llm.service.client import Server, connected
-from spu_llm.service.limits import Limits
 from spu_llm.service.provider import ServeOptions, _Sessions
 from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import COMPLETION
@@ -89,23 +88,7 @@ def test_so_many_sessions_and_so_many_of_one_certificate() -> None:
 
 def test_after_the_one_session_no_other_is_admitted(pair: Pair) -> None:
     """Also in the moment before the port is closed, when its place is free again."""
-    options = ServeOptions(
-        pair.private,
-        "127.0.0.1",
-        0,
-        "local",
-        once=True,
-        sessions=1,
-        sessions_of_one=1,
-        limits=Limits(),
-        studies=False,
-        pool=None,
-        disk_bytes=None,
-        disk_bytes_of_one=None,
-        jobs=1,
-        identity=None,
-        exit_with_parent=False,
-    )
+    options = ServeOptions.rehearsal(pair.private)
     tokenizer = Tokenizer.load(pair.private)
     stated = agreeing.of_provider(PRIVATE, tokenizer, "local", 1)
     request = agreeing.of_client(COMPLETION, Request(5, 5, 1, 0.7), tokenizer, "local", 1)

@@ -124,15 +124,8 @@ def slow_by_test(file: Path) -> dict[str, bool]:
 
 def origins(result: Any) -> Iterator[tuple[str, str, str]]:
     """Commit, day and machine of every machine in a study's JSON, as tables say them."""
-    if isinstance(result, dict):
-        if "machine" in result:
-            of = result["machine"]
-            machine = f"{of['cores']} cores, {of['memory_gib']:.0f} GiB"
-            yield of["commit"], of["date"][:10], machine
-        result = list(result.values())
-    if isinstance(result, list):
-        for part in result:
-            yield from origins(part)
+    for of in saved.machines(result):
+        yield of["commit"], of["date"][:10], f"{of['cores']} cores, {of['memory_gib']:.0f} GiB"
 
 
 @pytest.mark.parametrize("page", render.pages(), ids=lambda page: page.stem)

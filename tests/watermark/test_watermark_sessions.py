@@ -23,7 +23,6 @@ from spu_llm.core.errors import BusyError, InputError, SpuLlmError
 from spu_llm.core.prg import Prg
 from spu_llm.net.manifest import with_nonce
 from spu_llm.service import agreeing, programs
-from spu_llm.service.limits import Limits
 from spu_llm.service.provider import ServeOptions, _Sessions
 from spu_llm.service.supervisor import run_session
 from spu_llm.service.task import Task
@@ -270,26 +269,7 @@ def test_a_provider_marks_all_texts_or_none(
 
 
 def options_of(pair: Pair, **changed: Any) -> ServeOptions:
-    return replace(
-        ServeOptions(
-            pair.private,
-            "127.0.0.1",
-            0,
-            "local",
-            once=False,
-            sessions=2,
-            sessions_of_one=1,
-            limits=Limits(),
-            studies=False,
-            pool=None,
-            disk_bytes=None,
-            disk_bytes_of_one=None,
-            jobs=1,
-            identity=None,
-            exit_with_parent=False,
-        ),
-        **changed,
-    )
+    return ServeOptions.rehearsal(pair.private, once=False, sessions=2, **changed)
 
 
 def test_a_session_is_recorded_when_it_begins_and_at_no_other_time(

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.api.defaults import PROMPT, SESSION_MINUTES, SESSIONS, shipped
+from spu_llm.api.defaults import PROMPT, shipped
 from spu_llm.app import limiting, split_shares
 from spu_llm.app.options import (
     add_identity_options,
@@ -16,7 +16,7 @@ from spu_llm.app.options import (
     address,
     identity_of,
 )
-from spu_llm.app.serving import check_serving, run_provider
+from spu_llm.app.serving import add_sessions, check_serving, run_provider
 from spu_llm.app.split_options import (
     EPSILON,
     FEATURES,
@@ -69,22 +69,7 @@ def add_command(commands: Any) -> None:
         metavar="DIR",
         help="keep what clients tune of the middle (split tune --lora)",
     )
-    serve.add_argument("--once", action="store_true", help="end after one session")
-    serve.add_argument(
-        "--sessions",
-        type=int,
-        default=SESSIONS,
-        metavar="N",
-        help="at a time, each with a worker process (default: %(default)s)",
-    )
-    serve.add_argument(
-        "--session-minutes",
-        type=int,
-        default=SESSION_MINUTES,
-        metavar="N",
-        help="end a session after that (default: %(default)s)",
-    )
-    limiting.add_options(serve)
+    add_sessions(serve)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
     split_shares.add_serve_options(serve)

@@ -35,8 +35,8 @@ Game = Callable[[bool, Prg], float]
 
 @dataclass(frozen=True)
 class AuditResult:
-    """lower: epsilon is at least that, with the confidence that was asked for; 0: nothing found.
-    claimed: what the accountant says, at the same delta.
+    """Bounds of an audit. lower: epsilon is at least that, with the confidence that was asked for;
+    0: nothing found. claimed: what the accountant says, at the same delta.
     """
 
     lower: float

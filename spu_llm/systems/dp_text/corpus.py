@@ -40,7 +40,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class CorpusRequest:
-    """What is asked for. epsilon: None for public-only alone."""
+    """A corpus to write. epsilon: None for public-only alone."""
 
     method: str
     epsilon: float | None

@@ -35,8 +35,9 @@ Make = Callable[[int, Sequence[Sequence[str]]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class SecureCorpusRequest:
-    """places: room for candidates; the rest is the client's own choice of prompts and texts.
-    of_provider: references of each batch that are the provider's, where both have the model.
+    """A corpus to write between two parties. places: room for candidates; the rest is the client's
+    own choice of prompts and texts. of_provider: references of each batch that are the provider's,
+    where both have the model.
     """
 
     parameters: Parameters

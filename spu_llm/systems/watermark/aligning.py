@@ -226,9 +226,9 @@ def following(at: np.ndarray, shape: Shape, goes_on: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SessionEvidence:
-    """What a text says of the sessions that are recorded. log_p: a bound of p that it is of none of
-    them (natural logarithm). rank: p by `references` fresh nonces, None without. best: the session
-    that it fits best, None where there is none.
+    """Evidence of a text for the sessions that are recorded. log_p: a bound of p that it is of none
+    of them (natural logarithm). rank: p by `references` fresh nonces, None without. best: the
+    session that it fits best, None where there is none.
     """
 
     log_p: float
