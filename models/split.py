@@ -28,6 +28,14 @@ class Split(NamedTuple):
     front: int
     back: int
 
+    @staticmethod
+    def parse(text: str) -> Split:
+        """Return the split that "F,B" names; InputError when it is none."""
+        parts = text.split(",")
+        if len(parts) != 2 or not all(p.isascii() and p.isdigit() and len(p) < 5 for p in parts):
+            raise InputError(f"--split must be F,B, two numbers of blocks, found {text!r}")
+        return Split(*map(int, parts))
+
     def check(self, config: ModelConfig) -> None:
         """Raise InputError unless something is left for the middle."""
         if min(self) < 0 or self.front + self.back >= config.layers:

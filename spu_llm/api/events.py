@@ -64,6 +64,22 @@ class Step(Event):
     drafted: int
 
 
+@dataclass(frozen=True)
+class Token(Event):
+    """The next token of a split model's text without shares: so many in all."""
+
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Round(Event):
+    """A round of tuning has ended: so many of `total`, and its loss."""
+
+    done: int
+    total: int
+    loss: float
+
+
 OnEvent = Callable[[Event], None]
 
 
@@ -87,4 +103,8 @@ def event_of(said: dict[str, Any], relay: Relay) -> Event | None:
             return Text(said["text"], wire_bytes=wire_bytes)
         case "step":
             return Step(said["steps"], said["accepted"], said["drafted"], wire_bytes=wire_bytes)
+        case "token":
+            return Token(said["tokens"], wire_bytes=wire_bytes)
+        case "round":
+            return Round(said["done"], said["rounds"], said["loss"], wire_bytes=wire_bytes)
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from spu_llm.app.options import (
     add_session_options,
     add_stop,
     add_system,
+    given,
     provider_of,
 )
 from spu_llm.app.output import check_output, write_json
@@ -123,8 +123,7 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def completion_options(options: argparse.Namespace) -> CompletionOptions:
-    """Return how a completion is to be written; options that a command lacks are as by default."""
+    """Return how a completion is to be written."""
     from spu_llm.api.client import CompletionOptions
 
-    names = {field.name for field in dataclasses.fields(CompletionOptions)}
-    return CompletionOptions(**{k: v for k, v in vars(options).items() if k in names})
+    return given(CompletionOptions, options)

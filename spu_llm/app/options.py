@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spu_llm.api.defaults import shipped
 from spu_llm.app import config
@@ -19,6 +19,8 @@ from spu_llm.offline.defaults import HINT_CACHE_BYTES
 if TYPE_CHECKING:
     from spu_llm.api.provider import Provider
     from spu_llm.service.client import Server
+
+T = TypeVar("T")
 
 
 def add_folder(parser: Any, option: str, words: str, *, required: bool = False) -> None:
@@ -225,6 +227,12 @@ def record(kind: Any, options: argparse.Namespace, **more: Any) -> Any:
     """Return a dataclass of options, which have its fields' names, but for those in `more`."""
     known = vars(options) | more
     return kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})
+
+
+def given(kind: type[T], options: argparse.Namespace) -> T:
+    """Return a dataclass of options; fields that a command lacks are as by default."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in vars(options).items() if name in names})
 
 
 def megabytes(options: argparse.Namespace, name: str) -> int | None:

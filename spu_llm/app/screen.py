@@ -7,7 +7,18 @@ import time
 from typing import Any
 
 from spu_llm.api.completion import Completion
-from spu_llm.api.events import Event, FetchingHint, Making, Note, Stage, Step, Text, event_of
+from spu_llm.api.events import (
+    Event,
+    FetchingHint,
+    Making,
+    Note,
+    Round,
+    Stage,
+    Step,
+    Text,
+    Token,
+    event_of,
+)
 from spu_llm.app.printing import Generated, say, tell
 from spu_llm.app.progress import Progress
 from spu_llm.core.units import mb
@@ -36,6 +47,8 @@ class Stages:
             case FetchingHint(done, total):
                 parts = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
                 self._part(done, total, f"fetching the model's hint, {parts} (once: it is kept)")
+            case Round(done, total, loss):
+                self._progress.stage(f"round {done} of {total}, loss {loss:.3f}")
             case Note(text):
                 self._progress.pause()
                 say(text)
@@ -96,6 +109,9 @@ class Screen(Stages):
                 self._generated.write(text)
             case Step(steps, accepted, drafted):
                 self._doing = f"decoding, {steps} steps, {accepted} of {drafted} drafts accepted"
+                self._progress.update(self._doing)
+            case Token(tokens):
+                self._doing = f"decoding, {tokens} tokens"
                 self._progress.update(self._doing)
 
     def finish(self) -> None:

@@ -8,16 +8,17 @@ import shutil
 import signal
 import stat
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from models.tokenizer import Tokenizer
-from spu_llm.app import cli, split_client, split_options
-from spu_llm.app.screen import Stages
+from spu_llm.api.tuning import TuneOptions, begun
+from spu_llm.app import cli
+from spu_llm.app.commands import split
+from spu_llm.app.options import record
+from spu_llm.systems.split import modes
 from spu_llm.systems.split.boundary import Boundary
 from spu_llm.systems.split.mechanisms import MECHANISMS
 from spu_llm.systems.split.state import Tunings, own_directory
@@ -109,14 +110,13 @@ def generate(port: int, model: Path, mode: str, *more: str) -> list[str]:
     ]
 
 
-def begun(command: list[str], tunings: Path) -> Path:
+def first_round(command: list[str], tunings: Path) -> Path:
     """What such a command and its provider keep before the first round; the provider's folder."""
     options = cli.command_line().parse_args([*command, "1"], argparse.Namespace(started=0.0))
-    directory, config, params = split_client._model(options)
-    tokenizer = Tokenizer.load(directory)
-    asked = split_client._settings(options, config, params, tokenizer, options.texts)
-    with closing(Stages()) as stages:
-        split_client._begun(options.secrets, asked, config, params, stages)
+    client = split._client(options)
+    config, params = client.loaded()
+    asked = record(TuneOptions, options).settings(client, config, params, options.texts)
+    begun(options.secrets, asked, config, params, lambda event: None)
     boundary, labels = Boundary(config.width, asked.precision), np.arange(config.vocab_size)
     _, host = halves(
         params,
@@ -152,7 +152,7 @@ def test_a_killed_client_goes_on_bit_for_bit(
     """What both keep is what they keep of an uninterrupted run with the same secrets and LoRA."""
     port, secrets = noir.until_listening(), tmp_path / "secrets"
     command = tune(port, model, secrets, "--rounds")
-    tuning = begun(command, noir.tmp.parent / "tunings")
+    tuning = first_round(command, noir.tmp.parent / "tunings")
     shutil.copytree(secrets, tmp_path / "whole")
     shutil.copytree(tuning, tmp_path / "of-provider")
     killed = start(*command, ENDLESS)
@@ -302,7 +302,7 @@ def test_bad_input(
 
 
 def test_the_mechanisms_are_those_that_there_are() -> None:
-    assert split_options.MECHANISMS == ("none", *MECHANISMS) and DEFAULT == "exponential"
+    assert modes.MECHANISMS == ("none", *MECHANISMS) and DEFAULT == "exponential"
 
 
 @pytest.mark.parametrize("role", ["serve", "generate", "tune"])

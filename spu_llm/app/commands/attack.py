@@ -109,9 +109,9 @@ def _of_split(options: argparse.Namespace) -> dict[str, Any]:
     names = attacks_on_split(options.mode, options.attack, **codebook)
     if options.mode not in SPLIT_MODES:
         return {}
-    from spu_llm.app.split_options import split_of
+    from models.split import Split
 
-    return {"attacks": names, "split": tuple(split_of(options)), **codebook}
+    return {"attacks": names, "split": tuple(Split.parse(options.split)), **codebook}
 
 
 def _run(options: argparse.Namespace) -> None:

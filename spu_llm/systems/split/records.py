@@ -18,11 +18,11 @@ from spu_llm.core.ledger import Ledger
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.systems.program import Program, ProviderInputs
 from spu_llm.systems.split.boundary import MAX_VALUES, Boundary
+from spu_llm.systems.split.modes import NOIR, PLAIN
 
 if TYPE_CHECKING:
     from spu_llm.systems.split.state import Tunings
 
-PLAIN, NOIR, MPC = MODES = ("plain", "noir", "mpc")
 MAX_TEXTS = 1000
 MAX_ROUNDS = 10_000_000
 MAX_RANK = 64

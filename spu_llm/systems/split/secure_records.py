@@ -15,7 +15,8 @@ from spu_llm.core.op import Functionality
 from spu_llm.systems.decoding.records import Ahead
 from spu_llm.systems.decoding.request import GenerationRequest
 from spu_llm.systems.program import Program, ProviderInputs, SystemPromptShape
-from spu_llm.systems.split.records import MPC, check_served
+from spu_llm.systems.split.modes import MPC
+from spu_llm.systems.split.records import check_served
 
 if TYPE_CHECKING:
     from spu_llm.systems.split.middle import Middle, OpenRows

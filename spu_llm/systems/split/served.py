@@ -12,7 +12,8 @@ from models.split import Split, ends_digest
 from spu_llm.offline.files import open_folder
 from spu_llm.systems.program import Served
 from spu_llm.systems.served import Offer, ServedSystem
-from spu_llm.systems.split.records import MPC, SplitServed
+from spu_llm.systems.split.modes import MPC
+from spu_llm.systems.split.records import SplitServed
 
 
 class SplitModel(ServedSystem):
