@@ -49,6 +49,8 @@ class Stages:
                 self._part(done, total, f"fetching the model's hint, {parts} (once: it is kept)")
             case Round(done, total, loss):
                 self._progress.stage(f"round {done} of {total}, loss {loss:.3f}")
+            case Token(tokens):
+                self._progress.update(f"{self._doing}: {tokens} tokens")
             case Note(text):
                 self._progress.pause()
                 say(text)
@@ -101,6 +103,8 @@ class Screen(Stages):
         self._generated = Generated()
 
     def on_event(self, event: Event) -> None:
+        if isinstance(event, Token):
+            self._doing = "decoding"
         super().on_event(event)
         match event:
             case Text(text):
@@ -109,9 +113,6 @@ class Screen(Stages):
                 self._generated.write(text)
             case Step(steps, accepted, drafted):
                 self._doing = f"decoding, {steps} steps, {accepted} of {drafted} drafts accepted"
-                self._progress.update(self._doing)
-            case Token(tokens):
-                self._doing = f"decoding, {tokens} tokens"
                 self._progress.update(self._doing)
 
     def finish(self) -> None:

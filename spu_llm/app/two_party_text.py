@@ -5,20 +5,16 @@ with references of its own, too.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.api.defaults import shipped
-from spu_llm.app.options import add_hint_cache, add_identity_options, hint_cache_of, server_of
+from spu_llm.app.options import add_hint_cache, add_identity_options, given, provider_of
 from spu_llm.app.printing import show, tell
-from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
     from spu_llm.systems.dp_text.served import OwnReferences
-
-REFERENCE_TOKENS, SPARE_PLACES = 64, 8
 
 
 def add_options(parser: Any) -> None:
@@ -51,6 +47,7 @@ def add_options(parser: Any) -> None:
     )
     add_hint_cache(parser, "with --server: ")
     add_identity_options(parser)
+    parser.set_defaults(ranges=None, pool=None, jobs=None)
 
 
 def add_serve_options(parser: Any) -> None:
@@ -93,101 +90,27 @@ def own_references(options: argparse.Namespace) -> OwnReferences | None:
 
 def generate(options: argparse.Namespace) -> None:
     """Run a corpus's sessions; progress and what is promised to stderr, the texts to `--out`."""
-    from models.tokenizer import Tokenizer
-    from spu_llm.app.screen import learned_lines
-    from spu_llm.systems.dp_text.generator import batches
-    from spu_llm.systems.dp_text.prompts import Prompts, read_references
-    from spu_llm.systems.dp_text.secure_budget import for_budget
-    from spu_llm.systems.dp_text.secure_corpus import SecureCorpusRequest, write_corpus
+    from spu_llm.api.private_text import REFERENCE_TOKENS, PrivateTextOptions, private_texts
+    from spu_llm.app.screen import Stages, learned_lines
     from spu_llm.systems.dp_text.statement import summary
 
-    _check(options)
-    hint_cache = hint_cache_of(options)
-    places = options.places or options.top_k + SPARE_PLACES
-    server = server_of(options)
-    parameters = for_budget(
-        options.epsilon,
-        options.delta,
-        batch=options.batch,
-        temperature=options.temperature,
-        max_new_tokens=options.max_new_tokens,
-        top_k=options.top_k,
-        places=places,
-        noises=2 if options.peer_references else 1,
-    )
-    references = read_references(options.references)
-    directory = options.model or shipped("private" if options.peer_references else "public")
-    room = REFERENCE_TOKENS if options.reference_tokens is None else options.reference_tokens
-    prompts = Prompts(Tokenizer.load(directory), options.query, room)
-    asked = SecureCorpusRequest(
-        parameters, options.delta, places, prompts, options.texts, options.peer_references
-    )
-    progress = Progress()
-    try:
-        progress.stage("connecting")
-        make = _by_sessions(server, asked, directory, hint_cache, progress)
-        found, learned = write_corpus(
-            options.out, asked, references, batches(references, asked.own), make
-        )
-    finally:
-        progress.close()
-    tell(summary(found), *learned_lines(learned))
-    show(str(options.out))
-
-
-def _by_sessions(
-    server: Any, asked: Any, directory: Path, hint_cache: int, progress: Progress
-) -> Callable[[int, Sequence[Sequence[str]]], dict[str, Any]]:
-    """Return make(number, references of each text) -> the program's result, in its own session."""
-    from models.files import files_of
-    from spu_llm.service.client import run_as_client
-    from spu_llm.systems.dp_text.secure_records import SECRET_MODEL, SHARED_MODEL, References
-
-    program = SHARED_MODEL if asked.of_provider else SECRET_MODEL
-
-    def make(number: int, parts: Sequence[Sequence[str]]) -> dict[str, Any]:
-        begun, tokens = 0, 0
-
-        def on_event(event: dict[str, Any], relay: Any) -> None:
-            nonlocal begun, tokens
-            if event["event"] == "stage" and event["name"].startswith("text "):
-                begun, tokens = begun + 1, 0
-                # Each has a line, however short it is.
-                progress.stage(f"text {number + begun} of {asked.texts}")
-            elif event["event"] == "token":
-                tokens += 1
-                progress.update(f"text {number + begun} of {asked.texts}: {tokens} tokens")
-
-        inputs = References([asked.prompts_of(part) for part in parts], str(directory))
-        outcome, _ = run_as_client(
-            server,
-            program,
-            asked.request,
-            inputs,
-            on_event,
-            tokenizer=asked.prompts.tokenizer,
-            reads=files_of(directory),
-            hint_cache=hint_cache,
-        )
-        return dict(outcome.result)
-
-    return make
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Raise InputError for options that there are not between two parties."""
-    if options.method != "invisibleink" or options.centre or options.top_k < 1:
-        raise InputError("with --server there is --method invisibleink, with --top-k, uncentred")
+    if options.method != "invisibleink" or options.centre:
+        raise InputError("with --server there is --method invisibleink, uncentred")
     if options.adjacency != "replace-by-null":
         raise InputError("with --server there is --adjacency replace-by-null alone")
     if options.epsilon is None:
         raise InputError("give --epsilon, what may be spent of every reference's privacy")
-    if not 0 <= options.peer_references < options.batch:
-        raise InputError(
-            f"--peer-references must be below --batch, {options.batch}; found "
-            f"{options.peer_references}"
+    if options.reference_tokens is None:
+        options.reference_tokens = REFERENCE_TOKENS
+    asked = given(PrivateTextOptions, options)
+    with closing(Stages()) as stages:
+        made = private_texts(
+            provider_of(options),
+            options.references,
+            options.out,
+            asked,
+            stages.on_event,
+            model=options.model,
         )
-    if options.texts < 1:
-        raise InputError(f"--texts must be 1 or more, found {options.texts}")
-    if options.reference_tokens is not None and options.reference_tokens < 1:
-        raise InputError(f"--reference-tokens must be 1 or more, found {options.reference_tokens}")
+    tell(summary(made.statement), *learned_lines(made.learned))
+    show(str(options.out))

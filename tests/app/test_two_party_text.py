@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spu_llm.app import cli, two_party_text
-from spu_llm.app.progress import Progress
-from spu_llm.service import client
+from spu_llm.api import private_text
+from spu_llm.app import cli
+from spu_llm.app.screen import Stages
+from spu_llm.net.relay import Counters
 from tests.app.conftest import Pair
 from tests.app.processes import ERROR, Command, Start
 from tests.patience import END_S, RUN_S
@@ -120,22 +122,21 @@ def test_each_text_has_a_line_however_short(
         server: Any, program: Any, request: Any, inputs: Any, on_event: Any, **rest: Any
     ) -> Any:
         for number in range(2):
-            on_event({"event": "stage", "name": f"text {number + 1}"}, None)
-            on_event({"event": "token"}, None)
+            on_event({"event": "stage", "name": f"text {number + 1}"}, relay)
+            on_event({"event": "token", "tokens": 1}, relay)
         return SimpleNamespace(result={}), {}
 
-    monkeypatch.setattr(client, "run_as_client", run_as_client)
+    monkeypatch.setattr(private_text, "run_as_client", run_as_client)
     prompts = SimpleNamespace(tokenizer=None)
     asked = SimpleNamespace(
         of_provider=0, request=None, texts=5, prompts=prompts, prompts_of=lambda part: []
     )
-    progress = Progress()
-    try:
-        two_party_text._by_sessions(None, asked, tmp_path, 1, progress)(2, [["a"], ["b"]])
-    finally:
-        progress.close()
+    provider: Any = SimpleNamespace(server="there", hint_cache=1, jobs=1)
+    relay = SimpleNamespace(snapshot=lambda: Counters())
+    with closing(Stages()) as stages:
+        private_text.sessions(provider, asked, tmp_path, stages.on_event)(2, [["a"], ["b"]])
     said = capsys.readouterr().err
-    assert said.count("[text 3 of 5: 0 s]") == said.count("[text 4 of 5: 0 s]") == 1
+    assert said.count("[text 3 of 5: 0 s") == said.count("[text 4 of 5: 0 s") == 1
 
 
 def test_what_cannot_be_had_between_two_parties(

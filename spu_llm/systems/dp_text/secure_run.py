@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,14 @@ def run(session: PartySession, job: Job[TextRequest, References], send: Send) ->
             )
         send("stage", name=f"text {number + 1} of {request.texts}")
         ends = request.eos.__contains__
-        texts.append(drawn.text(client, provider, ends, lambda _: send("token")))
+        texts.append(drawn.text(client, provider, ends, counted(send)))
     return result_of(session, texts, PHASES)
+
+
+def counted(send: Send) -> Callable[[int], None]:
+    """Return what says, after each token of a text, how many there are."""
+    numbers = itertools.count(1)
+    return lambda token: send("token", tokens=next(numbers))
 
 
 def result_of(

@@ -13,7 +13,7 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.dp_text.lanes import Lanes
 from spu_llm.systems.dp_text.secure_budget import epsilon_of_text
 from spu_llm.systems.dp_text.secure_records import PrivacyBudget, References, SharedRequest
-from spu_llm.systems.dp_text.secure_run import check_prompts, folded_of, result_of
+from spu_llm.systems.dp_text.secure_run import check_prompts, counted, folded_of, result_of
 from spu_llm.systems.dp_text.shared import OwnHalf, SharedText, declare
 from spu_llm.systems.program import Job, Send
 
@@ -46,7 +46,7 @@ def run(session: PartySession, job: Job[SharedRequest, References], send: Send) 
         half = OwnHalf(public, private, batch, lambda: choice.draw_noise(stream, request.places))
         client, provider = (half, None) if own else (None, half)
         ends = request.eos.__contains__
-        texts.append(drawn.text(client, provider, ends, lambda _: send("token")))
+        texts.append(drawn.text(client, provider, ends, counted(send)))
     return result_of(session, texts, PHASES)
 
 
