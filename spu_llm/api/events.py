@@ -80,6 +80,13 @@ class Round(Event):
     loss: float
 
 
+@dataclass(frozen=True)
+class Learned(Event):
+    """What each party learned in a session of a conversation, which has ended."""
+
+    learned: dict[str, list[str]]  # by "client" and "provider"
+
+
 OnEvent = Callable[[Event], None]
 
 

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 from spu_llm.api.completion import Completion
-from spu_llm.api.events import (
-    Event,
-    FetchingHint,
-    Making,
-    Note,
-    Round,
-    Stage,
-    Step,
-    Text,
-    Token,
-    event_of,
-)
+from spu_llm.api.events import Event, FetchingHint, Making, Note, Round, Stage, Step, Text, Token
 from spu_llm.app.printing import Generated, say, tell
 from spu_llm.app.progress import Progress
 from spu_llm.core.units import mb
-from spu_llm.net.relay import Relay
 
 
 class Stages:
@@ -54,11 +41,6 @@ class Stages:
             case Note(text):
                 self._progress.pause()
                 say(text)
-
-    def hear(self, said: dict[str, Any], relay: Relay) -> None:
-        """Show what a worker said, if it is for people."""
-        if (event := event_of(said, relay)) is not None:
-            self.on_event(event)
 
     def say(self, doing: str) -> None:
         """Show a stage before the session."""

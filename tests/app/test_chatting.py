@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,13 @@ import pytest
 
 from models.chat import Message, Template
 from models.tokenizer import Tokenizer
-from spu_llm.api import texts
-from spu_llm.api.client import Client
-from spu_llm.api.drafting import Drafting
+from spu_llm.api import conversation, texts
+from spu_llm.api.client import Client, CompletionOptions
+from spu_llm.api.conversation import Conversation
 from spu_llm.app import cli, conversing
+from spu_llm.app.screen import Screen
 from spu_llm.core.errors import InputError, PeerError, WorkerError
+from spu_llm.net.relay import Counters
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.records import ClientInputs
 from tests.app.conftest import Pair
@@ -147,7 +150,7 @@ class Sessions:
                     "report": report,
                     "seconds": seconds,
                 },
-                None,
+                SimpleNamespace(snapshot=Counters),
             )
             look()
             self.turns += said
@@ -175,19 +178,19 @@ def held(
 ) -> None:
     """A chat in which the user says `lines`."""
     coming = [*lines, None]
-    monkeypatch.setattr(conversing, "run_as_client", sessions.run_as_client)
+    monkeypatch.setattr(conversation, "run_as_client", sessions.run_as_client)
     monkeypatch.setattr(conversing, "ask", lambda words: coming.pop(0))
     monkeypatch.setattr(texts, "render_apart", Template.render)
     text = SimpleNamespace(tokenizer=tokenizer, template=Template(template), digest="")
-    options = SimpleNamespace(system=None, max_new_tokens=5, temperature=0.0, seed=None)
-    provider = SimpleNamespace(jobs=1, hint_cache=1)
-    kept: Any = SimpleNamespace(text=text, path=Path("format"))
-    screen = conversing.Screen("")
-    chat = conversing._Chat(options, provider, kept, Drafting(), screen)  # type: ignore[arg-type]
-    try:
-        chat.hold(None, None)  # type: ignore[arg-type]
-    finally:
-        screen.close()
+    provider: Any = SimpleNamespace(
+        jobs=1,
+        hint_cache=1,
+        text_format=lambda: SimpleNamespace(text=text, path=Path("format")),
+        reached=lambda: nullcontext((None, None)),
+    )
+    options = CompletionOptions(max_new_tokens=5, temperature=0.0, draft_length=0)
+    with closing(Screen("")) as screen:
+        conversing.hold(Conversation(provider, options), screen)
 
 
 def whole(tokenizer: Tokenizer, *messages: Message) -> str:
@@ -315,7 +318,7 @@ def test_bad_input(
 
 def test_messages_that_cannot_be_used() -> None:
     with pytest.raises(InputError, match="UTF-8"):
-        conversing.messages_of(None, "\udcff")
+        texts.messages_of(None, "\udcff")
 
 
 def test_generate_takes_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from spu_llm.api.completion import BothWays, Completion, Prefetched, Seconds, StepCost
+from spu_llm.api.events import event_of
 from spu_llm.app import progress
 from spu_llm.app.output import write_json
 from spu_llm.app.screen import Screen, Stages
@@ -75,9 +76,10 @@ def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return screen
 
 
-def run(screen: Screen, *events: dict[str, Any]) -> None:
+def run(screen: Stages, *events: dict[str, Any]) -> None:
     for event in events:
-        screen.hear(event, RELAY)
+        if (typed := event_of(event, RELAY)) is not None:
+            screen.on_event(typed)
 
 
 def stage(name: str) -> dict[str, Any]:
@@ -165,11 +167,11 @@ def test_making_says_how_far_it_is_and_what_is_to_come(
 ) -> None:
     monkeypatch.setattr(progress, "QUIET_INTERVAL_S", 0.2)
     stages = Stages()
-    stages.hear(making(0, 40), RELAY)
+    run(stages, making(0, 40))
     stages._making_since -= 1000.0
-    stages.hear(making(10, 40), RELAY)
+    run(stages, making(10, 40))
     time.sleep(0.8)
-    stages.hear(making(40, 40), RELAY)
+    run(stages, making(40, 40))
     stages.close()
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].startswith("[making material, 0 of 40 batches: ")
@@ -180,13 +182,13 @@ def test_stages_may_be_for_terminals_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages = Stages(lines=False)
-    stages.hear(stage("preparing"), RELAY)
-    stages.hear({"event": "note", "text": "no room for hints"}, RELAY)
+    run(stages, stage("preparing"))
+    run(stages, {"event": "note", "text": "no room for hints"})
     stages.close()
     assert capsys.readouterr().err == "spu-llm: no room for hints\n"
     terminal = open_terminal(monkeypatch)
     stages = Stages(lines=False)
-    stages.hear(stage("preparing"), RELAY)
+    run(stages, stage("preparing"))
     assert visible(terminal.getvalue()) == ["[preparing: 0 s, 1.5 MB on the wire]"]
     stages.close()
 

@@ -1,0 +1,190 @@
+"""A conversation with a provider's model: turns in a session whose cache stays, and where one
+session ends, another one that begins with all that was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from models.chat import Message, cut, going_on
+from spu_llm.api.client import CompletionOptions
+from spu_llm.api.completion import Seconds, reads_of
+from spu_llm.api.drafting import Drafting
+from spu_llm.api.events import Learned, Note, OnEvent, event_of
+from spu_llm.api.provider import Provider
+from spu_llm.api.texts import chat_encoded, messages_of, renderer
+from spu_llm.core.errors import InputError, PeerError, WorkerError
+from spu_llm.net.relay import Relay
+from spu_llm.service.client import Server, run_as_client
+from spu_llm.systems.decoding.chat_request import ChatRequest
+from spu_llm.systems.decoding.records import CHAT, ClientInputs
+
+CONVERSATION_TOKENS = 4096  # at most; the model's context may be shorter
+_OPTIONS = ("max_new_tokens", "temperature", "draft_length", "draft_model", "drafts", "seed")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model answered to a turn."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # "eos", "length", "context" or "interrupted"
+    seconds: Seconds
+
+
+NextTurn = Callable[[Answer | None], str | None]
+
+
+class Conversation:
+    """A conversation by the model's own template. The provider learns when turns come, how many
+    tokens each has, the number of each answer's steps, and in the clear what the template writes
+    before the first words.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        options: CompletionOptions = CompletionOptions(max_new_tokens=256),
+        *,
+        system: str | None = None,
+    ) -> None:
+        """Prepare a conversation; nothing is computed yet.
+
+        options: of them a conversation has the limit of an answer, temperature, drafts and their
+        seed. system: what the model is told first, on shares. InputError for other options, and for
+        a model that has no chats.
+        """
+        for option in fields(options):
+            if option.name not in _OPTIONS and getattr(options, option.name) != option.default:
+                raise InputError(f"a conversation has no --{option.name.replace('_', '-')}")
+        self._provider, self._options, self._system = provider, options, system
+        self._text = provider.text_format()
+        self._render = renderer(self._text)
+        self._drafts = Drafting.of(
+            self._text.text.tokenizer, options.draft_length, options.draft_model, options.drafts
+        )
+        self.messages: list[Message] = []
+        self._rendered = ""  # up to where the last answer begins
+        self._tell: Callable[..., None] | None = None  # to the worker
+        self._answering = False
+        self._stopping = ""  # of the answer: "asked" for, "told" to the worker
+        self._answers = 0  # of this session
+
+    def hold(self, next_turn: NextTurn, on_event: OnEvent = lambda event: None) -> None:
+        """Take turns until `next_turn` returns None: it gets each answer, at first None, and
+        returns what the user says next. on_event: gets each event in the calling thread; `Learned`
+        ends a session. SpuLlmError, of the kind that says who failed.
+        """
+        with self._provider.reached() as (server, pool):
+            first = next_turn(None)
+            if first is None:
+                return
+            self.messages = messages_of(self._system, first)
+            while self.messages[-1].role == "user":
+                try:
+                    self._session(server, pool, next_turn, on_event)
+                except PeerError as error:
+                    # While nobody says anything, a provider may end a session, or start again.
+                    if not self._answers:
+                        raise
+                    words = f"the session ended ({error}); beginning another one"
+                    on_event(Note(words, wire_bytes=lambda: 0))
+                finally:
+                    self._answering = False
+
+    def stop(self) -> bool:
+        """End the answer that is being written, from any thread or a signal's handler. Return
+        whether there is one that has not been stopped before.
+        """
+        if not self._answering or self._tell is None or self._stopping:
+            return False
+        self._stopping = "asked"
+        return True
+
+    def _session(self, server: Server, pool: Any, next_turn: NextTurn, on_event: OnEvent) -> None:
+        """Answer the last turn, and those after it while they go on from there."""
+        self._answers = 0
+        head, rest = cut(self._render, self.messages)
+        self._rendered = head + rest
+        prefix, prompt = chat_encoded(self._text, head, rest)
+        drafts, provider = self._drafts, self._provider
+        request = ChatRequest(
+            len(prompt),
+            self._options.max_new_tokens,
+            drafts.length,
+            temperature=self._options.temperature,
+            public_prefix=tuple(prefix),
+            conversation_tokens=CONVERSATION_TOKENS,
+        )
+        request.check_options()
+        inputs = ClientInputs(
+            prompt,
+            str(self._text.path),
+            draft_seed=self._options.seed,
+            draft_dir=None if drafts.directory is None else str(drafts.directory),
+            ngrams=drafts.ngrams,
+        )
+
+        def heard(said: dict[str, Any], relay: Relay) -> None:
+            if (event := event_of(said, relay)) is not None:
+                on_event(event)
+            if said["event"] == "answer":
+                self._answering = False
+                self._answered(_answer(said), next_turn)
+                self._answering = True
+
+        self._answering, self._stopping = True, ""
+        outcome, _ = run_as_client(
+            server,
+            CHAT,
+            request,
+            inputs,
+            heard,
+            tokenizer=self._text.text.tokenizer,
+            text_format=self._text.text.digest,
+            reads=reads_of(self._text, [] if drafts.directory is None else [drafts.directory]),
+            pool=pool,
+            jobs=provider.jobs,
+            hint_cache=provider.hint_cache,
+            look=self._look,
+            hears=self._hears,
+        )
+        on_event(Learned(outcome.result["learned"], wire_bytes=lambda: 0))
+
+    def _answered(self, answer: Answer, next_turn: NextTurn) -> None:
+        """Go on with what the user says after an answer."""
+        self._answers += 1
+        self.messages.append(Message("assistant", answer.text))
+        said = next_turn(answer)
+        if said is None:
+            return self._say(end=True)
+        self.messages.append(Message("user", said))
+        after = "".join(cut(self._render, self.messages))
+        added = going_on(self._rendered, answer.text, after)
+        if added is None:  # the template writes the past in another way: it is prefilled again
+            return self._say(end=True)
+        self._rendered, self._stopping = after, ""
+        self._say(turn=self._text.text.tokenizer.encode(added, goes_on=True))
+
+    def _hears(self, tell_worker: Callable[..., None]) -> None:
+        self._tell = tell_worker
+
+    def _say(self, **said: Any) -> None:
+        assert self._tell is not None
+        try:
+            self._tell(**said)
+        except WorkerError:
+            pass  # it has ended the session, since nobody said anything: its result says so
+
+    def _look(self) -> None:
+        if self._stopping == "asked":
+            self._stopping = "told"
+            self._say(stop=True)
+
+
+def _answer(said: dict[str, Any]) -> Answer:
+    seconds = Seconds(*(said["seconds"][phase] for phase in ("offline", "prefill", "decode")))
+    return Answer(said["text"], said["token_ids"], said["report"]["finish_reason"], seconds)
