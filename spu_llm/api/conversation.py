@@ -91,7 +91,7 @@ class Conversation:
                     if not self._answers:
                         raise
                     words = f"the session ended ({error}); beginning another one"
-                    on_event(Note(words, wire_bytes=lambda: 0))
+                    on_event(Note(words))
                 finally:
                     self._answering = False
 
@@ -152,7 +152,7 @@ class Conversation:
             look=self._look,
             hears=self._hears,
         )
-        on_event(Learned(outcome.result["learned"], wire_bytes=lambda: 0))
+        on_event(Learned(outcome.result["learned"]))
 
     def _answered(self, answer: Answer, next_turn: NextTurn) -> None:
         """Go on with what the user says after an answer."""

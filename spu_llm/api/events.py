@@ -12,10 +12,10 @@ from spu_llm.net.relay import Relay
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that happened in a session. `wire_bytes()` gives the bytes sent and received so
-    far, also later than the event.
+    far, also later than the event; None where nothing is connected.
     """
 
-    wire_bytes: Callable[[], int] = field(repr=False, compare=False)
+    wire_bytes: Callable[[], int] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

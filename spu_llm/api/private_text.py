@@ -110,7 +110,7 @@ def private_texts(
     directory = model or shipped("private" if options.peer_references else "public")
     asked = options.request(Tokenizer.load(directory))
     given = read_references(references)
-    on_event(Stage("connecting", wire_bytes=lambda: 0))
+    on_event(Stage("connecting"))
     make = sessions(provider, asked, directory, on_event)
     statement, learned = write_corpus(out, asked, given, batches(given, asked.own), make)
     return PrivateTexts(statement, learned)

@@ -158,7 +158,7 @@ def begun(
     """
     with held(where):
         if not (where / SECRETS).exists():
-            on_event(Stage("drawing the codebook", wire_bytes=lambda: 0))
+            on_event(Stage("drawing the codebook"))
             begin(asked, config, params).save(where)
         secrets = ClientSecrets.load(where, config)
     secrets.settings.check_same(asked)

@@ -25,10 +25,12 @@ class Progress:
 
     With `below` set, text stands on the cursor's line of this terminal: the line goes below it.
     Where there is no terminal, every look at it is a line, or with `lines` unset none. `traffic`:
-    wire bytes so far.
+    wire bytes so far, or None where nothing is connected.
     """
 
-    def __init__(self, traffic: Callable[[], int] | None = None, *, lines: bool = True) -> None:
+    def __init__(
+        self, traffic: Callable[[], int | None] = lambda: None, *, lines: bool = True
+    ) -> None:
         self._traffic = traffic
         self.below = False
         self._tty = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -77,7 +79,8 @@ class Progress:
         if self._silent:
             return
         elapsed = time.monotonic() - self._started
-        traffic = f", {mb(self._traffic())} on the wire" if self._traffic else ""
+        count = self._traffic()
+        traffic = "" if count is None else f", {mb(count)} on the wire"
         line = f"[{self._stage}: {elapsed:.0f} s{traffic}]"
         # A line that wrapped could not be taken away again.
         width = shutil.get_terminal_size().columns - 1

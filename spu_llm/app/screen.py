@@ -71,8 +71,9 @@ class Stages:
         seconds = (time.monotonic() - self._making_since) / made * (total - made)
         return f", about {seconds:.0f} s to go"
 
-    def _wire_bytes(self) -> int:
-        return 0 if self._event is None else self._event.wire_bytes()
+    def _wire_bytes(self) -> int | None:
+        count = None if self._event is None else self._event.wire_bytes
+        return None if count is None else count()
 
 
 class Screen(Stages):

@@ -103,7 +103,7 @@ def test_piped_output_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> N
     assert out == "def f(x):\x1b[31m\n"
     assert "\r" not in err and "\x1b" not in err
     assert err.splitlines() == [
-        "[starting: 0 s, 0.0 MB on the wire]",
+        "[starting: 0 s]",
         "[preparing: 0 s, 1.5 MB on the wire]",
         "client learned:",
         "  - emitted tokens",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.api.defaults import PROMPT, shipped
-from spu_llm.app import obfuscating, reloading
-from spu_llm.app.options import add_prompt, address
+from spu_llm.api.defaults import PROMPT
+from spu_llm.app import reloading
+from spu_llm.app.options import add_prompt, address, given
 from spu_llm.app.output import check_output, write_json
-from spu_llm.app.printing import Generated, say, show, tell
+from spu_llm.app.printing import say, show, tell
 from spu_llm.core.errors import InputError
 from spu_llm.core.units import mb
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from spu_llm.vault.told import Place
 
 LANES = 64
+FAKES, FEWEST, ETA, EPSILON = 8, 4, 0.5, 1 / 32
+_PUBLISHED = ("printed", "program")
 
 _ABOUT = (
     "Vault mode (Gim, Li, Zhong: Confidential Prompting). A vault is a process that the user "
@@ -84,7 +87,7 @@ def add_command(commands: Any) -> None:
         help="directory with the model's tokenizer (default: the shipped one)",
     )
     generate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    obfuscating.add_options(generate)
+    _add_spans(generate)
     _identity(generate, "--trust", "the vault")
     _common(generate)
     generate.set_defaults(run=_generate)
@@ -170,81 +173,90 @@ def _open(options: argparse.Namespace) -> None:
 
 def _generate(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress to stderr, the result to `--json`."""
-    from models.tokenizer import StreamDecoder, Tokenizer
-    from spu_llm.app.progress import Progress
-    from spu_llm.app.screen import learned_lines
-    from spu_llm.systems.confidential.learned import learned
-    from spu_llm.vault.told import Model
-    from spu_llm.vault.user import Wish, generate
+    from spu_llm.api.obfuscation import ObfuscationOptions
+    from spu_llm.api.vault import VaultOptions, complete_by_vault
+    from spu_llm.app.screen import Screen, learned_lines
 
     check_output(options.json)
     place = _place(options, options.vault, "--vault", options.trust)
-    tokenizer = Tokenizer.load(options.tokenizer or shipped("public"))
-    progress = Progress()
-    try:
-        progress.stage("reading the prompt")
-        prompt = obfuscating.marked_prompt(options, tokenizer)
-        if prompt.targets:
-            progress.stage("finding fakes")
-        out = obfuscating.outgoing(options, prompt, tokenizer)
-    except BaseException:
-        progress.close()
-        raise
-    met: list[Model] = []
-
-    def wish(model: Model) -> Wish:
-        if model.tokenizer != tokenizer.digest:
-            raise InputError("the model has another tokenizer; give its directory as --tokenizer")
-        met.append(model)
-        return Wish(
-            out.rows,
-            out.public,
-            options.max_new_tokens,
-            options.temperature,
-            options.seed,
-            out.compact,
-            out.own,
+    asked = given(VaultOptions, options)
+    asked = replace(asked, obfuscation=given(ObfuscationOptions, options))
+    with closing(Screen("")) as screen:
+        made = complete_by_vault(
+            place, options.prompt, asked, screen.on_event, tokenizer=options.tokenizer
         )
-
-    decoder = StreamDecoder(tokenizer)
-    text: list[str] = []
-    generated = Generated()
-
-    def show(part: str) -> None:
-        if part:
-            progress.pause()
-            text.append(part)
-            generated.write(part)
-
-    def on_tokens(lanes: Any, tokens: Any) -> None:
-        own = [t for lane, t in zip(lanes, tokens, strict=True) if lane == out.own]
-        show(decoder.push(t for t in own if t not in tokenizer.eos_ids))
-
-    started = time.monotonic()
-    try:
-        progress.stage("reaching the vault")
-        answered = generate(place, wish, progress.stage, on_tokens)
-        show(decoder.finish())
-    finally:
-        progress.close()
-        generated.end_line()
-    shape, tokens = met[0].shape, answered.tokens[out.own]
-    facts = learned(shape, [len(row) for row in out.rows], answered.tokens)
-    facts["engine"] += out.learned()
-    seconds, sent = answered.seconds, answered.bytes
+        screen.finish()
+    seconds, sent = made.seconds, made.bytes
     figures = (
-        f"{len(tokens)} tokens in {time.monotonic() - started:.1f} s: prefill "
+        f"{len(made.token_ids)} tokens in {made.elapsed_seconds:.1f} s: prefill "
         f"{seconds['prefill']:.1f} s, {mb(sum(sent['prefill'].values()))} of weights; decoding "
         f"{seconds['decode']:.1f} s, {mb(sum(sent['decode'].values()))} between vault and engine"
     )
-    tell(*learned_lines(facts), figures)
-    result = {
-        "text": "".join(text),
-        "token_ids": tokens,
-        "seconds": answered.seconds,
-        "bytes": answered.bytes,
-        "learned": facts,
-        "obfuscation": {name: fact for name, fact in out.facts.items() if name != "says"},
-        "config": {"model": met[0].config, "temperature": options.temperature},
-    }
-    write_json(options.json, result)
+    tell(*learned_lines(made.learned), figures)
+    write_json(options.json, made.to_json())
+
+
+def _add_spans(parser: Any) -> None:
+    group = parser.add_argument_group(
+        "spans",
+        "A prompt may mark what stays with the vault, <confidential>...</confidential> (by default "
+        "all of it), and in that what not even the engine's computing is to give away, "
+        "<redacted>...</redacted>: fake prompts go out beside it, with other text there.",
+    )
+    group.add_argument(
+        "--redact",
+        choices=("patterns", "presidio"),
+        help="find what to redact in a prompt without tags",
+    )
+    group.add_argument(
+        "--fakes",
+        type=int,
+        default=FAKES,
+        metavar="N",
+        help="fake prompts at most (default: %(default)s)",
+    )
+    group.add_argument(
+        "--min-fakes",
+        type=int,
+        default=FEWEST,
+        metavar="N",
+        help="send nothing with fewer (default: %(default)s)",
+    )
+    group.add_argument(
+        "--eta",
+        type=float,
+        default=ETA,
+        metavar="E",
+        help="how even fakes are: among N of them a guess reaches 1 / (1 + N e^-E) "
+        "at most, if prompts are distributed as the public model says, and this one "
+        "is tried once (default: %(default)s)",
+    )
+    group.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="DIR",
+        help="a folder that keeps account of what was redacted before; without "
+        "one, repeating a secret gives it away by and by",
+    )
+    group.add_argument(
+        "--draft-model",
+        type=Path,
+        metavar="DIR",
+        help="public model that makes fakes (default: the shipped one)",
+    )
+    group.add_argument(
+        "--as-published",
+        nargs="?",
+        const="printed",
+        choices=_PUBLISHED,
+        help="make fakes as the paper prints it, or as its authors' program does, "
+        "share their keys and values, and give the engine those of all public "
+        "text: broken, for study ('spu-llm attack')",
+    )
+    group.add_argument(
+        "--epsilon",
+        type=float,
+        default=EPSILON,
+        metavar="E",
+        help="with --as-published (default: %(default)s)",
+    )
