@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spu_llm.api.defaults import PROMPT, shipped
-from spu_llm.app import provider_marks
-from spu_llm.app.options import add_prompt, add_stop
+from spu_llm.api.defaults import PROMPT
+from spu_llm.app.options import add_prompt, add_stop, given
 from spu_llm.app.output import check_output, write_json, write_page
-from spu_llm.app.printing import Generated, say, show
+from spu_llm.app.printing import Generated, say, show, show_table
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.text_files import decoded, read_text
+
+if TYPE_CHECKING:
+    from spu_llm.api.watermarking import MarkedText
+    from spu_llm.systems.watermark.keys import KeyFile
 
 NGRAM, CANDIDATES, CHUNK, NEW_TOKENS = 4, 16, 1, 128
 _ABOUT = (
     "A watermark for anything that samples text (Bahri et al., A Watermark for Black-Box Language "
     "Models): of several candidates for the next few tokens a secret key chooses one, and the text "
-    "has the law that it has without. Whoever has the key finds the mark in the text alone."
+    "has the distribution that it has without. Whoever has the key finds the mark in the text "
+    "alone."
 )
 
 
@@ -74,7 +75,7 @@ def _add_keygen(parts: Any) -> None:
         "--family",
         default="uniform",
         metavar="F",
-        help="law of the numbers: uniform, normal, chi2, gamma (default: %(default)s)",
+        help="distribution of the numbers: uniform, normal, chi2, gamma (default: %(default)s)",
     )
     keygen.add_argument(
         "--gamma-k", type=int, default=1, metavar="K", help="of gamma: the length of chunks"
@@ -130,7 +131,7 @@ def _add_embed(parts: Any) -> None:
         "--spread",
         action="store_true",
         help="candidates of a model run here share their draws, so that fewer are "
-        "alike: a stronger mark with --chunk 1, the same law of texts",
+        "alike: a stronger mark with --chunk 1, the same distribution of texts",
     )
     embed.add_argument(
         "--temperature",
@@ -189,12 +190,40 @@ def _add_detect(parts: Any) -> None:
         metavar="A",
         help="call marked what has p of this or less (default: %(default)s)",
     )
-    provider_marks.add_options(detect)
+    _add_provider_options(detect)
     _tokenizer_option(detect)
     detect.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     detect.add_argument("--html", type=Path, metavar="FILE", help="write the text, highlighted")
     _debug(detect)
     detect.set_defaults(run=_detect)
+
+
+def _add_provider_options(detect: argparse.ArgumentParser) -> None:
+    """Add the options that `detect` takes for a provider's key."""
+    detect.add_argument(
+        "--session",
+        metavar="NONCE",
+        help="of a provider's key: only the session with this nonce, known "
+        "from elsewhere: p is too small for one that an earlier detect has named",
+    )
+    detect.add_argument(
+        "--draft-model",
+        type=Path,
+        metavar="DIR",
+        help="of a provider's key: the public model that clients draft with; what "
+        "it would have drafted says how the text was made: finds marks in "
+        "shorter texts, and about where they are; texts of a client that drafted "
+        "otherwise are found as without it",
+    )
+    detect.add_argument(
+        "--references",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of a provider's key: also compare with N sessions that never were: "
+        "a p by their rank times the sessions that there are (Bonferroni), so down "
+        "to sessions / (N + 1)",
+    )
 
 
 def _key_option(parser: Any, several: str) -> None:
@@ -239,239 +268,47 @@ def _keygen(options: argparse.Namespace) -> None:
 
 
 def _embed(options: argparse.Namespace) -> None:
-    from spu_llm.systems.watermark.history import History, HistoryFile, history_path
-    from spu_llm.systems.watermark.keys import read_keys
+    """Print the text, or what was written until then; progress to stderr, the rest to `--json`."""
+    from spu_llm.api.watermarking import Embedding, EmbedOptions
+    from spu_llm.app.progress import Progress
 
     check_output(options.json)
-    if options.max_new_tokens < 1:
-        raise InputError(f"--max-new-tokens must be 1 or more, found {options.max_new_tokens}")
-    if options.candidates < 0:
-        raise InputError(f"--candidates must be 0 (all) or more, found {options.candidates}")
-    if not options.prompt:
-        raise InputError("the prompt is empty; give at least one character of text")
-    keys, scheme = read_keys(options.key)
-    if scheme.method == "provider":
-        raise InputError("a provider's key marks what serve --mark gives; embed takes another one")
-    with ExitStack() as kept:
-        histories = tuple(
-            History(False)
-            if options.no_history
-            else kept.enter_context(HistoryFile(history_path(path), key))
-            for path, key in zip(options.key, keys, strict=True)
-        )
-        result = _written(options, keys, scheme, histories)
-    _give(options, result)
-
-
-def _give(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Print the text, and write all of it to `--json`."""
-    generated = Generated()
-    generated.write(result["text"])
-    generated.end_line()
-    write_json(options.json, result)
-
-
-@contextmanager
-def _giving_what_is_made(
-    options: argparse.Namespace, progress: Any, result: Callable[[], dict[str, Any]]
-) -> Iterator[None]:
-    """Give the text so far when a sampler fails or the user interrupts it; say how to go on."""
+    embedding = Embedding(options.prompt, options.key, given(EmbedOptions, options))
     how = "give the prompt with this text after it, and the same keys, to go on"
+    progress = Progress()
     try:
-        yield
+        progress.stage("starting")
+        marked = embedding.run(progress.update)
     except (PeerError, KeyboardInterrupt) as exc:
-        found = result()
-        if not found["text"]:
+        written = embedding.so_far()
+        if not written.text:
             raise
         progress.pause()
-        _give(options, found)
+        _give(options, written)
         if isinstance(exc, PeerError):
             raise PeerError(f"{exc}; what was written until then is kept: {how}") from exc
         say(f"what was written is kept: {how}")
         raise
-
-
-def _written(options: argparse.Namespace, keys: Any, scheme: Any, histories: Any) -> dict[str, Any]:
-    """Return a marked text, from wherever the options say."""
-    from spu_llm.app.progress import Progress
-
-    progress = Progress()
-    try:
-        progress.stage("starting")
-        if options.program is None and options.endpoint is None:
-            return _from_model(options, keys, scheme, histories, progress)
-        return _from_outside(options, keys, scheme, histories, progress)
     finally:
         progress.close()
+    _give(options, marked)
 
 
-def _from_model(
-    options: argparse.Namespace, keys: Any, scheme: Any, histories: Any, progress: Any
-) -> dict[str, Any]:
-    from models.hf import load_folded
-    from models.stops import Stops
-    from models.tokenizer import Tokenizer
-    from protocols.verification.distribution import Sampling
-    from spu_llm.systems.watermark.embedding import Made
-    from spu_llm.systems.watermark.model_sampler import ModelSampler
-    from spu_llm.systems.watermark.race_marks import MarkedNoise, race_text
-
-    directory = options.model or shipped("private")
-    if not 0.05 <= options.temperature <= 5:
-        raise InputError(f"--temperature must be 0.05 to 5, found {options.temperature}")
-    tokenizer = Tokenizer.load(directory)
-    check_tokenizer(scheme, tokenizer, directory)
-    config, weights = load_folded(directory)
-    prompt = tuple(tokenizer.encode(options.prompt))
-    room = config.context - len(prompt)
-    if room < 1:
-        raise InputError(
-            f"the prompt has {len(prompt)} tokens, but the model's context is {config.context}; "
-            f"shorten it to {config.context - 1} or fewer"
-        )
-    count = min(options.max_new_tokens, room)
-    sampling = Sampling(options.temperature)
-    sampler = ModelSampler(config, weights, tokenizer.eos_ids, sampling, spread=options.spread)
-    if scheme.method == "candidates":
-        made = Made(())
-
-        def result() -> dict[str, Any]:
-            assert isinstance(made.content, tuple)
-            return _result(tokenizer.decode(made.content), made, list(made.content))
-
-        with _giving_what_is_made(options, progress, result):
-            _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
-                prompt,
-                count,
-                Stops.of(options.stop, tokenizer),
-                tokenizer.decode,
-                lambda content: progress.update(f"{len(content)} tokens"),
-                made,
-            )
-        return result()
-    if len(keys) > 1 or options.stop:
-        raise InputError("a key of --race marks alone, and without --stop")
-    noise = MarkedNoise(keys[0], scheme.ngram, config.vocab_size, histories[0])
-    progress.update("writing")
-    tokens, ended = race_text(sampler.distribution, noise, prompt, count, tokenizer.eos_ids)
-    noise.finish(tokens)
-    reason = "eos" if ended else "length"
-    return {"text": tokenizer.decode(tokens), "finish_reason": reason, "tokens": list(tokens)}
-
-
-def _from_outside(
-    options: argparse.Namespace, keys: Any, scheme: Any, histories: Any, progress: Any
-) -> dict[str, Any]:
-    from models.stops import Stops
-    from spu_llm.systems.watermark.embedding import Made
-
-    if scheme.method != "candidates":
-        raise InputError("a key of --race marks what a model run here writes; leave it out")
-    tokenizer = _tokenizer(options, scheme)
-    made = Made("")
-
-    def result() -> dict[str, Any]:
-        return _result(made.content, made, None)
-
-    with _outside(options, progress) as sampler, _giving_what_is_made(options, progress, result):
-        _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
-            options.prompt,
-            options.max_new_tokens,
-            Stops.of(options.stop, None),
-            None,
-            lambda content: progress.update(f"{len(content)} characters"),
-            made,
-        )
-    return result()
-
-
-@contextmanager
-def _outside(options: argparse.Namespace, progress: Any) -> Iterator[Any]:
-    from spu_llm.systems.watermark.endpoint import HttpSampler
-    from spu_llm.systems.watermark.sampler import CommandSampler
-
-    if options.endpoint is not None:
-        endpoint = HttpSampler(
-            options.endpoint, options.endpoint_model, options.temperature, on_wait=progress.update
-        )
-        try:
-            yield endpoint
-        finally:
-            endpoint.close()
-        return
-    try:
-        arguments = shlex.split(options.program)
-    except ValueError as exc:
-        raise InputError(f"--command cannot be read ({exc}): {options.program!r}") from None
-    if not arguments:
-        raise InputError("--command is empty; give a program and its arguments")
-    sampler = CommandSampler(arguments)
-    try:
-        yield sampler
-    finally:
-        sampler.close()
-
-
-def _embedder(
-    options: argparse.Namespace,
-    keys: Any,
-    scheme: Any,
-    sampler: Any,
-    tokenizer: Any,
-    histories: Any,
-) -> Any:
-    from spu_llm.systems.watermark.embedding import Embedder
-
-    return Embedder(
-        keys,
-        scheme,
-        sampler,
-        _units(scheme, tokenizer),
-        options.candidates or None,
-        options.chunk,
-        histories,
-    )
-
-
-def _result(text: Any, made: Any, tokens: list[int] | None) -> dict[str, Any]:
-    return {
-        "text": text,
-        "finish_reason": made.reason,
-        **({} if tokens is None else {"tokens": tokens}),
-        "chunks": [{"distinct": c.distinct, "seeds": list(c.seeds)} for c in made.chunks],
-    }
-
-
-def _units(scheme: Any, tokenizer: Any) -> Any:
-    from spu_llm.systems.watermark.units import units_of
-
-    return units_of(scheme.units, tokenizer)
-
-
-def _tokenizer(options: argparse.Namespace, scheme: Any) -> Any:
-    """Return the tokenizer of a key whose units are tokens; None for words."""
-    from models.tokenizer import Tokenizer
-
-    if scheme.units != "tokens":
-        return None
-    directory = options.tokenizer or shipped("private")
-    tokenizer = Tokenizer.load(directory)
-    check_tokenizer(scheme, tokenizer, directory)
-    return tokenizer
-
-
-def check_tokenizer(scheme: Any, tokenizer: Any, directory: Path) -> None:
-    if scheme.units == "tokens" and not tokenizer.is_named(scheme.tokenizer):
-        raise InputError(
-            f"the key marks tokens of another tokenizer than that in {directory}; give --tokenizer"
-        )
+def _give(options: argparse.Namespace, marked: MarkedText) -> None:
+    """Print the text, and write all of it to `--json`."""
+    generated = Generated()
+    generated.write(marked.text)
+    generated.end_line()
+    write_json(options.json, marked.to_json())
 
 
 def _detect(options: argparse.Namespace) -> None:
     """Detect a mark: the verdict to stdout, all of it to `--json`, the marked text to `--html`."""
+    from spu_llm.api.watermarking import tokenizer_of
     from spu_llm.systems.watermark.detecting import as_json, as_p, detect
     from spu_llm.systems.watermark.keys import read_key
     from spu_llm.systems.watermark.page import page
+    from spu_llm.systems.watermark.units import units_of
 
     check_output(options.json)
     check_output(options.html, "--html")
@@ -480,10 +317,12 @@ def _detect(options: argparse.Namespace) -> None:
     if any(file.scheme.method == "provider" for file in files):
         if len(files) > 1:
             raise InputError("a provider's key finds its texts alone; give no other one")
-        provider_marks.detect(options, files[0], _tokenizer(options, files[0].scheme), text)
+        _detect_provider(options, files[0], text)
         return
-    provider_marks.check_unused(options)
-    units = [_units(file.scheme, _tokenizer(options, file.scheme)) for file in files]
+    _check_unused(options)
+    units = [
+        units_of(file.scheme.units, tokenizer_of(file.scheme, options.tokenizer)) for file in files
+    ]
     verdict = detect(
         files,
         units,
@@ -507,6 +346,50 @@ def _detect(options: argparse.Namespace) -> None:
     write_json(options.json, as_json(verdict))
     if options.html is not None:
         write_page(options.html, page(text, verdict))
+
+
+def _detect_provider(options: argparse.Namespace, file: KeyFile, text: str) -> None:
+    """Detect a provider's marks: the verdict to stdout, all of it to `--json`, the text with its
+    marks to `--html`.
+    """
+    from spu_llm.api.watermarking import tokenizer_of
+    from spu_llm.app.progress import Progress
+    from spu_llm.systems.watermark.provider_detecting import detect_provider
+
+    if options.score is not None or options.join:
+        raise InputError("--score and --join are not for a provider's key; leave them out")
+    (path,) = options.key
+    tokenizer = tokenizer_of(file.scheme, options.tokenizer)
+    assert tokenizer is not None
+    progress = Progress()
+    try:
+        progress.stage("comparing")
+        verdict = detect_provider(
+            path,
+            file,
+            tokenizer,
+            text,
+            alpha=options.alpha,
+            session=options.session,
+            draft_model=options.draft_model,
+            references=options.references,
+            on_progress=progress.update,
+        )
+    finally:
+        progress.close()
+    show_table(verdict.summary())
+    write_json(options.json, verdict.to_json())
+    if options.html is not None:
+        write_page(options.html, verdict.page(text))
+
+
+def _check_unused(options: argparse.Namespace) -> None:
+    """Raise InputError for options that another key than a provider's has no use for."""
+    unused = options.session, options.draft_model
+    if options.references or any(option is not None for option in unused):
+        raise InputError(
+            "--session, --draft-model and --references are for a provider's key; leave them out"
+        )
 
 
 def _text(path: Path) -> str:
