@@ -19,18 +19,32 @@ if TYPE_CHECKING:
     from models.chat import Message
     from spu_llm.api.client import Client, CompletionOptions
     from spu_llm.api.completion import Completion
-    from spu_llm.api.events import Event, Making, Stage, Step, Text
+    from spu_llm.api.conversation import Answer, Conversation
+    from spu_llm.api.events import Event, Learned, Making, Stage, Step, Text, Token
     from spu_llm.api.preparation import NoRoom, Prepared
+    from spu_llm.api.private_text import PrivateTextOptions, PrivateTexts, private_texts
     from spu_llm.api.provider import Provider
+    from spu_llm.api.split import SplitClient, SplitOptions
+    from spu_llm.api.tuning import Tuned, TuneOptions, tune
+    from spu_llm.api.vault import VaultOptions, VaultText, complete_by_vault
+    from spu_llm.api.watermarking import Embedding, EmbedOptions, MarkedText
     from spu_llm.core.errors import InputError, PeerError, SpuLlmError, WorkerError
+    from spu_llm.runtime.simulation import Simulation
 
 _MODULES = {
     "spu_llm.api.provider": ["Provider"],
     "spu_llm.api.client": ["Client", "CompletionOptions"],
     "models.chat": ["Message"],
-    "spu_llm.api.events": ["Event", "Stage", "Making", "Text", "Step"],
+    "spu_llm.api.events": ["Event", "Stage", "Making", "Text", "Step", "Token", "Learned"],
     "spu_llm.api.completion": ["Completion"],
+    "spu_llm.api.conversation": ["Conversation", "Answer"],
     "spu_llm.api.preparation": ["Prepared", "NoRoom"],
+    "spu_llm.api.split": ["SplitClient", "SplitOptions"],
+    "spu_llm.api.tuning": ["tune", "TuneOptions", "Tuned"],
+    "spu_llm.api.private_text": ["private_texts", "PrivateTextOptions", "PrivateTexts"],
+    "spu_llm.api.vault": ["complete_by_vault", "VaultOptions", "VaultText"],
+    "spu_llm.api.watermarking": ["Embedding", "EmbedOptions", "MarkedText"],
+    "spu_llm.runtime.simulation": ["Simulation"],
     "spu_llm.core.errors": ["SpuLlmError", "InputError", "PeerError", "WorkerError"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -45,9 +59,28 @@ __all__ = [
     "Making",
     "Text",
     "Step",
+    "Token",
+    "Learned",
     "Completion",
+    "Conversation",
+    "Answer",
     "Prepared",
     "NoRoom",
+    "SplitClient",
+    "SplitOptions",
+    "tune",
+    "TuneOptions",
+    "Tuned",
+    "private_texts",
+    "PrivateTextOptions",
+    "PrivateTexts",
+    "complete_by_vault",
+    "VaultOptions",
+    "VaultText",
+    "Embedding",
+    "EmbedOptions",
+    "MarkedText",
+    "Simulation",
     "SpuLlmError",
     "InputError",
     "PeerError",
