@@ -18,6 +18,8 @@ import numpy as np
 from jax.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, ShapedArray, Var, jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
+__all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Var"]
+
 T = TypeVar("T")
 
 # Calls whose body is inlined; anything else that holds a jaxpr (scan, while, cond) stays whole.
@@ -45,7 +47,8 @@ def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
         avals: tuple[Any, ...], static: tuple[tuple[str, Any], ...], integers: Any
     ) -> list[Any]:
         shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in avals]
-        return jax.eval_shape(lambda *xs: as_list(*xs, **dict(static)), *shapes)
+        of_results: list[Any] = jax.eval_shape(lambda *xs: as_list(*xs, **dict(static)), *shapes)
+        return of_results
 
     def abstract(*avals: Any, **static: Any) -> list[ShapedArray]:
         shapes = tuple((a.shape, a.dtype) for a in avals)
@@ -234,7 +237,8 @@ def _enter(update: Callable[[bytes], None], x: Any) -> None:
 
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """Return a function of arrays that evaluates `closed`."""
-    return jex.jaxpr_as_fun(closed)
+    function: Callable[..., list[Any]] = jex.jaxpr_as_fun(closed)
+    return function
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:

@@ -92,7 +92,8 @@ def factor_from(entries: np.ndarray) -> Factor:
 def times_factor(x: np.ndarray, factor: Factor) -> np.ndarray:
     """Multiply words (uint64) x [rows, k] by a factor [k, m], mod 2^64: words [rows, m]."""
     if factor.entries.dtype == np.uint64:
-        return x @ factor.entries
+        products: np.ndarray = x @ factor.entries
+        return products
     signed = x.view(np.int64)
     limbs = signed & _MASK, (signed >> np.int64(_LIMB)) & _MASK, signed >> np.int64(2 * _LIMB)
     stacked = np.concatenate(limbs).astype(np.float64)

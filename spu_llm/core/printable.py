@@ -82,9 +82,9 @@ class Streamed:
 
 
 def _shown(match: regex.Match[str]) -> str:
-    found = match[0]
+    character: str = match[0]
     if match["kept"] is not None:
-        return found
-    if found < " ":
-        return chr(0x2400 + ord(found))
-    return "␡" if found == "\x7f" else f"<U+{ord(found):04X}>"
+        return character
+    if character < " ":
+        return chr(0x2400 + ord(character))
+    return "␡" if character == "\x7f" else f"<U+{ord(character):04X}>"

@@ -57,7 +57,8 @@ class Public:
 
     @property
     def dtype(self) -> np.dtype:
-        return self.value.dtype
+        dtype: np.dtype = self.value.dtype
+        return dtype
 
     @functools.cached_property
     def digest(self) -> str:
@@ -185,7 +186,8 @@ def encode(value: np.ndarray, frac_bits: int) -> np.ndarray:
     scaled = np.asarray(value, np.float64) * 2.0**frac_bits
     if not np.all(np.abs(scaled) < 2.0**62):
         raise ValueError("value is not finite or too large for the fixed-point ring")
-    return np.round(scaled).astype(np.int64).view(np.uint64)
+    words: np.ndarray = np.round(scaled).astype(np.int64).view(np.uint64)
+    return words
 
 
 def as_words(integers: np.ndarray) -> np.ndarray:
