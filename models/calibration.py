@@ -49,7 +49,7 @@ def calibrated(
     plain = replace(config, stream_shift=0, public_rows=public)
     fold = family_of(config).fold
     weights = fold(params, plain)
-    found = bounds_of(weights, plain)
+    bounds = bounds_of(weights, plain)
     seen = [activations(plain, weights, ids) for ids in texts]
     rows = together([Seen(s.squares[:, public:], s.inner[:, public:]) for s in seen])
     if not rows.squares.size:
@@ -61,7 +61,7 @@ def calibrated(
     inner = [_power(max(MARGIN * length, 1.0), math.ceil) for length in rows.inner.max(axis=1)]
     # 2. How far the stream is scaled down.
     for_norms = math.ceil(math.log2(high.max() / norm_high(config.width)) / 2)
-    added = max(b.added(min(s, LARGEST_INNER)) for b, s in zip(found.blocks, inner, strict=True))
+    added = max(b.added(min(s, LARGEST_INNER)) for b, s in zip(bounds.blocks, inner, strict=True))
     for_sums = math.floor(math.log2(max(added, 1.0) / LARGEST_LINEAR)) + 1
     least = max(float(rows.squares.min()), LEAST_SQUARE)
     room = math.floor(math.log2(least / LEAST_SQUARE) / 2)
@@ -70,7 +70,7 @@ def calibrated(
     scale = 4.0**-shift
     lows = [max(_power(x, math.floor) * scale, LEAST_SQUARE) for x in np.maximum(low, 2.0**-60)]
     highs = [_power(x, math.ceil) * scale for x in high]
-    checked = [b.inner * 2.0**-shift >= LARGEST_LINEAR for b in found.blocks]
+    checked = [b.inner * 2.0**-shift >= LARGEST_LINEAR for b in bounds.blocks]
     try:
         chosen = replace(
             plain,
@@ -78,13 +78,13 @@ def calibrated(
             norm_low=tuple(lows),
             norm_high=tuple(highs),
             public_rows=_misfits([s.squares[:, :public] * scale for s in seen], lows, highs),
-            largest_activation=tuple(_activation_above(b) for b in found.blocks),
-            largest_score=tuple(_score_above(b.score) for b in found.blocks),
+            largest_activation=tuple(_activation_above(b) for b in bounds.blocks),
+            largest_score=tuple(_score_above(b.score) for b in bounds.blocks),
             longest_inner=tuple(
                 min(s, LARGEST_INNER) if check else 0.0
                 for s, check in zip(inner, checked, strict=True)
             ),
-            logit_spread=max(LEAST_SPREAD, _power(max(found.spread, 1.0), math.ceil)),
+            logit_spread=max(LEAST_SPREAD, _power(max(bounds.spread, 1.0), math.ceil)),
         )
     except ValueError as exc:
         raise InputError(f"this model cannot be served: {exc}{'' if public else _BEGIN}") from None
@@ -106,11 +106,11 @@ def _misfits(squares: Sequence[np.ndarray], low: list[float], high: list[float])
     return int(np.max(np.flatnonzero(out) + 1, initial=0))
 
 
-def _activation_above(found: Bounds) -> float:
+def _activation_above(bounds: Bounds) -> float:
     """Return the largest range of activations whose comparisons need no more bits than this bound
     (`nonlinear.activation_bits`).
     """
-    largest = max(float(2 ** math.ceil(math.log2(max(found.activation, 1.0) + 9)) - 9), 1.0)
+    largest = max(float(2 ** math.ceil(math.log2(max(bounds.activation, 1.0) + 9)) - 9), 1.0)
     return min(largest, float(LARGEST_ACTIVATION))
 
 
@@ -132,11 +132,11 @@ def _embeddings(config: ModelConfig, weights: Any) -> np.ndarray:
     """
     tokens, positions = (table.astype(np.float64) for table in tables_of(weights, config))
     squares = np.sum(tokens**2, axis=1)
-    found = []
+    extremes = []
     for position in positions:
         sums = squares + 2 * tokens @ position + position @ position
-        found += [sums.min(), sums.max()]
-    return np.maximum(found, 0.0) / tokens.shape[1]
+        extremes += [sums.min(), sums.max()]
+    return np.maximum(extremes, 0.0) / tokens.shape[1]
 
 
 def activations(config: ModelConfig, weights: Any, tokens: np.ndarray) -> Seen:

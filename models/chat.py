@@ -56,12 +56,12 @@ class Template:
         """Return the template of a model directory (`of_model`). InputError when there is none, or
         it cannot be used.
         """
-        if (found := Template.of_model(directory)) is None:
+        if (template := Template.of_model(directory)) is None:
             raise InputError(
                 f"{directory} has no chat template; complete text with generate, or put the "
                 f"model's {TEMPLATE_FILE} there"
             )
-        return found
+        return template
 
     @staticmethod
     def of_model(directory: Path) -> Template | None:

@@ -450,8 +450,8 @@ def family_of(config: ModelConfig) -> Family:
 def family_named(tag: object) -> Family:
     """Return the family with this tag; InputError when there is none."""
     if not isinstance(tag, str) or tag not in _MODULES:
-        found = f"is a {shown(tag)[1:-1]} model" if isinstance(tag, str) else "names no model_type"
-        raise InputError(f"{found}; only {', '.join(_MODULES)} are supported")
+        what = f"is a {shown(tag)[1:-1]} model" if isinstance(tag, str) else "names no model_type"
+        raise InputError(f"{what}; only {', '.join(_MODULES)} are supported")
     family: Family = import_module(_MODULES[tag]).FAMILY
     return family
 
@@ -506,8 +506,8 @@ def bounds_of_blocks(blocks: Sequence[Params], config: ModelConfig) -> list[Boun
     weights that are no numbers.
     """
     _check_finite(blocks)
-    found = [family_of(config).bounds(block, config) for block in blocks]
-    return [Bounds(*(ranges.SLACK * bound for bound in of_block)) for of_block in found]
+    bounds = [family_of(config).bounds(block, config) for block in blocks]
+    return [Bounds(*(ranges.SLACK * bound for bound in of_block)) for of_block in bounds]
 
 
 def _check_finite(weights: Any) -> None:

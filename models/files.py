@@ -63,34 +63,34 @@ def shards_of(directory: Path) -> dict[str, str] | None:
     if not path.exists():
         return None
     content = read_json(path, "")
-    found = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(found, dict) or not found:
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{path} has no weight_map; copy it again")
-    for tensor, name in found.items():
+    for tensor, name in weight_map.items():
         if not isinstance(name, str) or not _SHARD.fullmatch(name):
             raise InputError(
                 f"{path} puts {shown(tensor)} into {shown(name)}, which is no name of a "
                 "safetensors file beside it; copy it again"
             )
-    if len(set(found.values())) > _MOST_SHARDS:
+    if len(set(weight_map.values())) > _MOST_SHARDS:
         raise InputError(f"{path} names more than {_MOST_SHARDS} files; copy it again")
-    return found
+    return weight_map
 
 
 def place_of(path: Path) -> Path:
     """Return where a file of a model directory lies, links followed. InputError when they lead out
     of the directory.
     """
-    found, directory = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
+    place, directory = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [directory]
     for parent in directory.parents:
         if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
             roots.append(parent.parent / "blobs")
-    if not any(found.is_relative_to(root) for root in roots):
+    if not any(place.is_relative_to(root) for root in roots):
         raise InputError(
             f"{path} is a link that leads out of the model's directory; put the file itself there"
         )
-    return found
+    return place
 
 
 def read_json(path: Path, if_missing: str) -> Any:
@@ -109,10 +109,10 @@ def read_file(path: Path, if_missing: str) -> bytes:
     most = _MOST_MB.get(path.name, _MOST_MB_OF_OTHERS)
     try:
         place = place_of(path)
-        found = place.stat()
-        if not stat.S_ISREG(found.st_mode):
+        state = place.stat()
+        if not stat.S_ISREG(state.st_mode):
             raise InputError(f"{path} is not a file; copy it again")
-        if found.st_size > most << 20:
+        if state.st_size > most << 20:
             raise InputError(f"{path} has more than {most} MB; copy it again")
         return place.read_bytes()
     except FileNotFoundError:

@@ -185,10 +185,10 @@ def stored_tensors(directory: Path, weights: Weights) -> list[Tensor]:
     config = _stored_config(directory, None)
     expected = _expected(weights, config, _shapes(config))
     copies = {HEAD} & weights.places.keys() - {tensor.name for tensor in expected}
-    found = expected + [expected[0]._replace(name=name) for name in copies]
-    for tensor in found:
+    stored = expected + [expected[0]._replace(name=name) for name in copies]
+    for tensor in stored:
         _checked_view(weights, tensor)
-    return found
+    return stored
 
 
 def _shapes(config: ModelConfig) -> Params:
@@ -202,15 +202,15 @@ def _expected(weights: Weights, config: ModelConfig, params: Params) -> list[Ten
     family, names = family_of(config), weights.places.keys()
     bare = not any(name.startswith(family.prefix) for name in names)
 
-    def found(name: str) -> str:
+    def file_name(name: str) -> str:
         """Return the name of a tensor as these files have it."""
         return name.removeprefix(family.prefix) if bare else name
 
-    expected = [t._replace(name=found(t.name)) for t in _tensors(config, params)]
+    expected = [t._replace(name=file_name(t.name)) for t in _tensors(config, params)]
     for tensor in expected:
         if tensor.name not in names:
             raise InputError(f"{weights.path} has no tensor {tensor.name}; save the model again")
-    if names & {found(name.format(config.layers)) for name in family.names if "{}" in name}:
+    if names & {file_name(name.format(config.layers)) for name in family.names if "{}" in name}:
         raise InputError(
             f"{weights.path} has more layers than {config.layers_name} = {config.layers} in "
             f"{CONFIG_FILE}; use the config.json that belongs to these weights"

@@ -56,10 +56,10 @@ def sites(
     InputError for weights that are no numbers.
     """
     weights = family_of(config).fold(params, config)
-    found = bounds_of(weights, config)
+    reached = bounds_of(weights, config)
     seen = [activations(config, weights, ids) for ids in texts]
     rows = together([Seen(*(part[:, public:] for part in s)) for s in seen]) if seen else None
-    for i, bounds in enumerate(found.blocks):
+    for i, bounds in enumerate(reached.blocks):
         yield _norm(config, i, 2 * i, "norm of attention", rows)
         yield _scores(config, i, bounds)
         yield _norm(config, i, 2 * i + 1, "norm of feed-forward", rows)
@@ -70,12 +70,12 @@ def sites(
     yield Site(
         None,
         "spread of logits",
-        found.spread,
+        reached.spread,
         None,
         0.0,
         spread,
         PROVED,
-        spread / found.spread,
+        spread / reached.spread,
         "-",
         0,
         0,
@@ -105,37 +105,37 @@ def _norm(config: ModelConfig, block: int | None, site: int, name: str, rows: Se
     )
 
 
-def _scores(config: ModelConfig, block: int, found: Bounds) -> Site:
+def _scores(config: ModelConfig, block: int, bounds: Bounds) -> Site:
     largest = of_site(config.largest_score, block)
     heads = config.kv_heads * config.query_groups
     return Site(
         block,
         "scores, of a row before it",
-        found.score,
+        bounds.score,
         None,
         -largest,
         largest,
         PROVED,
-        largest / found.score,
+        largest / bounds.score,
         f"{_SOFTMAX_ERROR:.0e} of it",
         heads,
         score_bits(largest),
     )
 
 
-def _inputs(config: ModelConfig, block: int, found: Bounds, weights: Any) -> Site:
+def _inputs(config: ModelConfig, block: int, bounds: Bounds, weights: Any) -> Site:
     largest = of_site(config.largest_activation, block)
     function = PIECES["silu" if "gate_up" in weights else "gelu"]
     width = _last(weights).shape[0]
     return Site(
         block,
         "feed-forward inputs",
-        found.activation,
+        bounds.activation,
         None,
         -largest,
         largest,
         PROVED,
-        largest / found.activation,
+        largest / bounds.activation,
         f"{function.error:.1e}",
         len(function.thresholds) * width,
         activation_bits(largest),
@@ -147,19 +147,19 @@ def _last(block: Params) -> Any:
     return block["down" if "down" in block else "proj"]["weight"]
 
 
-def _inner(config: ModelConfig, block: int, found: Bounds, width: int, rows: Seen | None) -> Site:
+def _inner(config: ModelConfig, block: int, bounds: Bounds, width: int, rows: Seen | None) -> Site:
     """Return the site of rows that go into the last matrix; where they are checked, what passes
     fits the matrix.
     """
     longest = of_site(config.longest_inner, block)
-    bound = found.inner / found.per_length
+    bound = bounds.inner / bounds.per_length
     seen = None
     if rows is not None:
         seen = float(rows.inner[block].min()), float(rows.inner[block].max())
     if not longest:
-        most = LARGEST_LINEAR / found.per_length
+        most = LARGEST_LINEAR / bounds.per_length
         return Site(block, "rows of gates", bound, seen, 0.0, most, PROVED, most / bound, "-", 0, 0)
-    assert GAP * longest * found.per_length < LARGEST_LINEAR, "ranges were checked"
+    assert GAP * longest * bounds.per_length < LARGEST_LINEAR, "ranges were checked"
     return Site(
         block,
         "rows of gates",
@@ -175,10 +175,10 @@ def _inner(config: ModelConfig, block: int, found: Bounds, width: int, rows: See
     )
 
 
-def table(found: Sequence[Site]) -> str:
+def table(sites: Sequence[Site]) -> str:
     """Return the sites as text, a line each."""
     lines = [_HEAD]
-    for site in found:
+    for site in sites:
         seen = "-" if site.seen is None else f"{site.seen[0]:.3g} to {site.seen[1]:.3g}"
         lines.append(
             (

@@ -50,11 +50,11 @@ def bounds(block: Params, config: Qwen2Config) -> Bounds:
     """Return what activations of a block can reach, as `Family` says. Queries and keys, biases
     included, are multiplied by cosines and sines.
     """
-    found = llama.bounds(block, config)
+    of_llama = llama.bounds(block, config)
     turned, _ = Linear.of(block["qkv"]).columns([sum(config.head_widths)])
     # x cos - y sin <= sqrt(x^2 + y^2)
     largest = math.sqrt(2) * turned.largest(config.hidden_size)
-    return found._replace(product=max(found.product, largest))
+    return of_llama._replace(product=max(of_llama.product, largest))
 
 
 # The `config.json` switches that change the arithmetic, with the only value computed here.

@@ -88,8 +88,8 @@ class Ranges:
             ("longest_inner", self.longest_inner, 0.0, LARGEST_INNER),
             ("logit_spread", (self.logit_spread,), LEAST_SPREAD, LARGEST_SPREAD),
         )
-        for name, found, low, high in limits:
-            if not found or not all(low <= value <= high for value in found):
+        for name, number, low, high in limits:
+            if not number or not all(low <= value <= high for value in number):
                 raise ValueError(f"{name} must be {low:g} to {high:g}")
 
     def norm_range(self, site: int) -> tuple[float, float]:
@@ -144,24 +144,24 @@ class ModelBounds(NamedTuple):
     entry: float
 
 
-def check_bounds(found: ModelBounds, config: Ranges) -> None:
+def check_bounds(bounds: ModelBounds, config: Ranges) -> None:
     """Raise InputError when activations with these bounds may leave the ranges without notice."""
-    check_blocks(found.blocks, config)
-    _check_held("the head", (found.linear, LARGEST_LINEAR))
-    if not found.entry < LARGEST_ENTRY:
+    check_blocks(bounds.blocks, config)
+    _check_held("the head", (bounds.linear, LARGEST_LINEAR))
+    if not bounds.entry < LARGEST_ENTRY:
         raise InputError(
-            f"the model's embeddings reach {found.entry:.2g}; shares hold numbers below "
+            f"the model's embeddings reach {bounds.entry:.2g}; shares hold numbers below "
             f"{LARGEST_ENTRY:.2g} there; have them scaled by: spu-llm calibrate"
         )
-    spread = "differences of logits", found.spread, config.logit_spread, LARGEST_SPREAD
+    spread = "differences of logits", bounds.spread, config.logit_spread, LARGEST_SPREAD
     _check_chosen("the head", *spread)
 
 
-def check_blocks(found: Sequence[Bounds], config: Ranges) -> None:
+def check_blocks(of_blocks: Sequence[Bounds], config: Ranges) -> None:
     """Raise InputError when activations of blocks with these bounds may leave the ranges without
     notice; `config` has ranges for these blocks alone.
     """
-    for i, bounds in enumerate(found):
+    for i, bounds in enumerate(of_blocks):
         place, longest = f"block {i}", of_site(config.longest_inner, i)
         _check_held(
             place,

@@ -60,10 +60,10 @@ class Rope(NamedTuple):
         """Return `rope_scaling` as transformers before 5 writes it."""
         if self.kind == "default":
             return None
-        found: dict[str, Any] = {"rope_type": self.kind, "factor": self.factor}
+        fields: dict[str, Any] = {"rope_type": self.kind, "factor": self.factor}
         if self.kind == "llama3":
-            found |= zip(_OF_LLAMA3, (self.low, self.high, self.context), strict=True)
-        return found
+            fields |= zip(_OF_LLAMA3, (self.low, self.high, self.context), strict=True)
+        return fields
 
 
 def parse(raw: Mapping[str, Any]) -> Rope:
@@ -71,16 +71,16 @@ def parse(raw: Mapping[str, Any]) -> Rope:
     another kind.
     """
     stated = [(raw["rope_theta"], "rope_theta")] if "rope_theta" in raw else []
-    found = Rope()
+    parsed = Rope()
     for name in _FIELDS:
         if (rope := raw.get(name)) is None:
             continue
         if not isinstance(rope, dict):
             raise InputError(f"has {name} = {shown(rope)}; it must be an object, or null")
         scaled = _scaling(name, rope)
-        if found not in (Rope(), scaled):
+        if parsed not in (Rope(), scaled):
             raise InputError(f"has {' and '.join(_FIELDS)} that differ; leave one of them out")
-        found = scaled
+        parsed = scaled
         if "rope_theta" in rope:
             stated.append((rope["rope_theta"], f"{name}.rope_theta"))
     for theta, name in stated:
@@ -92,7 +92,7 @@ def parse(raw: Mapping[str, Any]) -> Rope:
                 "of them out"
             )
         raise InputError(f"has {name} {shown(theta)}; it must be above 1, and below 1e12")
-    return found._replace(theta=float(stated[0][0])) if stated else found
+    return parsed._replace(theta=float(stated[0][0])) if stated else parsed
 
 
 def _scaling(name: str, rope: Mapping[str, Any]) -> Rope:
@@ -111,19 +111,19 @@ def _scaling(name: str, rope: Mapping[str, Any]) -> Rope:
     for field in fields:
         if not _is_number(rope.get(field)):
             raise InputError(f"has {name}.{field} = {shown(rope.get(field))}; it must be a number")
-    found = Rope(kind=kind, factor=float(rope["factor"]))
+    scaled = Rope(kind=kind, factor=float(rope["factor"]))
     if kind == "llama3":
         context = rope[_OF_LLAMA3[2]]
         if type(context) is not int:
             raise InputError(f"has {name}.{_OF_LLAMA3[2]} = {shown(context)}; it must be whole")
-        found = found._replace(
+        scaled = scaled._replace(
             low=float(rope[_OF_LLAMA3[0]]), high=float(rope[_OF_LLAMA3[1]]), context=context
         )
     try:
-        found.check()
+        scaled.check()
     except ValueError as error:
         raise InputError(f"has {name} that cannot be: {error}") from None
-    return found
+    return scaled
 
 
 def _is_number(value: Any) -> bool:

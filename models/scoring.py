@@ -123,11 +123,11 @@ def _run(
         return a.reshape(a.shape[0] * a.shape[1], *a.shape[2:])
 
     chosen = jax.tree.map(in_parts, _chosen(config.kv_heads, cache, parents))
-    found = jax.lax.map(
+    scored = jax.lax.map(
         lambda part: _forward(config, weights, part[0], part[1], at, last),
         (in_parts(tokens), chosen),
     )
-    return jax.tree.map(whole, found)  # type: ignore[no-any-return]
+    return jax.tree.map(whole, scored)  # type: ignore[no-any-return]
 
 
 def lanes_after(

@@ -110,15 +110,15 @@ class Tokenizer:
         after one would end the text that goes on. InputError when it has no tokens for it.
         """
         with _library_errors("the tokenizer cannot read the text (%s)"):
-            found = self._bpe.encode(text, add_special_tokens=not goes_on)
-        of_text = [i for i, added in enumerate(found.special_tokens_mask) if not added]
-        return list(found.ids[: of_text[-1] + 1] if of_text else found.ids)
+            encoding = self._bpe.encode(text, add_special_tokens=not goes_on)
+        of_text = [i for i, added in enumerate(encoding.special_tokens_mask) if not added]
+        return list(encoding.ids[: of_text[-1] + 1] if of_text else encoding.ids)
 
     @property
     def beginning(self) -> list[int]:
         """Return the tokens that are put before any text."""
-        found = self._bpe.encode("a")
-        added = zip(found.ids, found.special_tokens_mask, strict=True)
+        encoding = self._bpe.encode("a")
+        added = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         return [i for i, _ in itertools.takewhile(lambda one: one[1], added)]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -224,10 +224,10 @@ def _decoders(path: Path, content: Any) -> list[str]:
     each: Any = [decoder]
     if isinstance(decoder, dict) and _type(decoder) == "Sequence":
         each = decoder.get("decoders")
-    found = list(map(_type, each)) if isinstance(each, list) else []
-    known = found == ["ByteLevel"] or (
-        found == [kind for kind in _SENTENCEPIECE if kind in found]
-        and _SPACES & set(found)
+    types = list(map(_type, each)) if isinstance(each, list) else []
+    known = types == ["ByteLevel"] or (
+        types == [kind for kind in _SENTENCEPIECE if kind in types]
+        and _SPACES & set(types)
         and all(map(_is_plain, each))
     )
     if _type(parts.get("model")) != "BPE" or not known:
@@ -235,7 +235,7 @@ def _decoders(path: Path, content: Any) -> list[str]:
             f"{path} is not a byte-level BPE tokenizer, nor one of SentencePiece's; use that of a "
             "GPT-2 or LLaMA model"
         )
-    return found
+    return types
 
 
 _SPACES = {"Metaspace", "Replace"}  # decoders that turn marks into spaces

@@ -30,13 +30,13 @@ def numbered_tokens(path: Path, content: Any) -> dict[str, int]:
         raise InputError(
             f"{path} has no vocabulary of BPE's kind; use the tokenizer of a GPT-2 or LLaMA model"
         )
-    found: dict[Any, Any] = dict(vocab)
+    tokens: dict[Any, Any] = dict(vocab)
     for token in added_tokens(path, parts):
         name, number = token["content"], token["id"]
-        if found.setdefault(name, number) != number:
+        if tokens.setdefault(name, number) != number:
             raise InputError(f"{path} gives {shown(name)} two numbers; copy it again")
     taken: dict[int, str] = {}
-    for name, number in found.items():
+    for name, number in tokens.items():
         if type(number) is not int or number < 0:
             raise InputError(
                 f"{path} gives {shown(name)} the number {shown(number)}; copy it again"
@@ -54,15 +54,15 @@ def numbered_tokens(path: Path, content: Any) -> dict[str, int]:
             f"{path} has tokens up to number {shown(last)}, but none with number {missing}; add "
             "tokens for such numbers (added_tokens), so that all that the model can draw is text"
         )
-    return found
+    return tokens
 
 
 def added_tokens(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the added tokens, each with its number ("id") and its text ("content")."""
-    found = content.get("added_tokens") or []
-    if not isinstance(found, list) or not all(_is_token(token) for token in found):
+    added = content.get("added_tokens") or []
+    if not isinstance(added, list) or not all(_is_token(token) for token in added):
         raise InputError(f"{path} has added_tokens that are none; copy it again")
-    return found
+    return added
 
 
 def _is_token(token: Any) -> bool:

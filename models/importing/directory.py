@@ -30,30 +30,30 @@ def json_of(source: Path) -> dict[str, Any]:
     """Return the content of the JSON files of a model directory by their names, the chat template
     among that of the tokenizer. InputError when one cannot be read.
     """
-    found = {
+    content = {
         name: read_json(source / name, f"give a directory with {CONFIG_FILE} and {TOKENIZER_FILE}")
         for name in (CONFIG_FILE, TOKENIZER_FILE)
     }
     for name in (TOKENIZER_CONFIG_FILE, GENERATION_FILE):
         if (source / name).exists():
-            found[name] = read_json(source / name, "")
-    config = found.setdefault(TOKENIZER_CONFIG_FILE, {})
+            content[name] = read_json(source / name, "")
+    config = content.setdefault(TOKENIZER_CONFIG_FILE, {})
     if (source / TEMPLATE_FILE).exists() and isinstance(config, dict):
         config["chat_template"] = Template.load(source).source
-    return found
+    return content
 
 
 def tensors_of(source: Path, weights: Weights) -> list[Stored]:
     """Return what the model in a directory needs of its open weights, as they are stored there.
     InputError when they are not those of its config.json.
     """
-    found = []
+    stored = []
     for tensor in stored_tensors(source, weights):
         view = weights.view(tensor.name)
         shape = tuple(view.get_shape())
         pieces = _pieces(weights.path_of(tensor.name), tensor.name, view, shape)
-        found.append(Stored(tensor.name, view.get_dtype(), shape, pieces))
-    return found
+        stored.append(Stored(tensor.name, view.get_dtype(), shape, pieces))
+    return stored
 
 
 def _pieces(path: Path, name: str, view: Any, shape: tuple[int, ...]) -> Iterator[bytes]:

@@ -122,11 +122,11 @@ class _Header:
     ) -> dict[str, TensorPlace]:
         """Return the tensors with places in the file, which must lie in it and apart."""
         begin = -(-header // alignment) * alignment
-        found: dict[str, TensorPlace] = {}
+        laid: dict[str, TensorPlace] = {}
         end, before = begin, ""
         for place in sorted(places, key=lambda place: place.start):
             self._what = f"tensor {shown(place.name)}"
-            if place.name in found:
+            if place.name in laid:
                 raise self._fault("is there twice")
             if place.start % alignment:
                 raise self._fault(f"starts at {place.start}, no multiple of {alignment}")
@@ -136,8 +136,8 @@ class _Header:
             end, before = moved.start + moved.size, place.name
             if end > self._size:
                 raise self._fault("ends beyond the end of the file")
-            found[place.name] = moved
-        return found
+            laid[place.name] = moved
+        return laid
 
     def _place(self, i: int) -> TensorPlace:
         """Read what the header says of a tensor; `start` counts from the first tensor."""
@@ -178,8 +178,8 @@ class _Header:
         if kind not in _SCALARS:
             raise self._fault(f"is of type {kind}, which is none")
         dtype = np.dtype(_SCALARS[kind])
-        found = np.frombuffer(self._take(count * dtype.itemsize), dtype)
-        return found.view("u1") != 0 if kind == _BOOL else found
+        values = np.frombuffer(self._take(count * dtype.itemsize), dtype)
+        return values.view("u1") != 0 if kind == _BOOL else values
 
     def _string(self, longest: int) -> str:
         length = self._number("<Q")
@@ -191,8 +191,8 @@ class _Header:
             raise self._fault("has a text that is not UTF-8") from None
 
     def _number(self, kind: str) -> int:
-        (found,) = struct.unpack(kind, self._take(struct.calcsize(kind)))
-        return int(found)
+        (value,) = struct.unpack(kind, self._take(struct.calcsize(kind)))
+        return int(value)
 
     def _take(self, count: int) -> bytes:
         data = self._stream.read(count) if count <= self._left else b""

@@ -143,7 +143,7 @@ def tensors_of(file: GgufFile, config: Mapping[str, Any]) -> list[Stored]:
                 f"{file.path} has the tensor {shown(name)}, which no {kind.model_type} model that "
                 "works here has; use a file of a supported model"
             )
-    found = []
+    renamed = []
     for name, tensor in names.items():
         place = file.tensors.get(name)
         if place is None:
@@ -155,10 +155,10 @@ def tensors_of(file: GgufFile, config: Mapping[str, Any]) -> list[Stored]:
                 f"{list(shape)} from its fields; copy it again"
             )
         if kind.turned and name.endswith(("attn_q.weight", "attn_k.weight")):
-            found.append(stored(file, place, tensor.name, _halves(head_dim), head_dim))
+            renamed.append(stored(file, place, tensor.name, _halves(head_dim), head_dim))
         else:
-            found.append(stored(file, place, tensor.name))
-    return found
+            renamed.append(stored(file, place, tensor.name))
+    return renamed
 
 
 def _architecture(file: GgufFile) -> _Architecture:
@@ -222,8 +222,8 @@ def _divides(rope: Rope, divisors: np.ndarray) -> bool:
     except ValueError:
         return False
     size = 2 * len(divisors)
-    found = Rope(rope.theta).frequencies(size) / rope.frequencies(size)
-    return np.allclose(divisors, found, rtol=1e-4)
+    factors = Rope(rope.theta).frequencies(size) / rope.frequencies(size)
+    return np.allclose(divisors, factors, rtol=1e-4)
 
 
 class _Fields:
@@ -234,37 +234,37 @@ class _Fields:
 
     def size(self, name: str, default: int | None = None) -> int:
         """Return a size; InputError when there is none."""
-        found = self._of(name, default)
-        if type(found) is not int or not 0 <= found <= 1 << 30 or (default != 0 and not found):
+        value = self._of(name, default)
+        if type(value) is not int or not 0 <= value <= 1 << 30 or (default != 0 and not value):
             raise self.fault(name, "is no size")
-        return found
+        return value
 
     def text(self, name: str, default: str) -> str:
         """Return a word; InputError when it is none."""
-        found = self._of(name, default)
-        if not isinstance(found, str):
+        value = self._of(name, default)
+        if not isinstance(value, str):
             raise self.fault(name, "is no text")
-        return found
+        return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number, as short as float32 says it; InputError when there is none."""
-        found = self._of(name, default)
-        if type(found) is not float or not math.isfinite(found):
+        value = self._of(name, default)
+        if type(value) is not float or not math.isfinite(value):
             raise self.fault(name, "is no number")
-        return float(str(np.float32(found)))
+        return float(str(np.float32(value)))
 
     def fault(self, name: str, what: str) -> InputError:
-        found = self.file.fields.get(f"{self.prefix}.{name}")
-        value = found if isinstance(found, int | float | str) else type(found).__name__
+        given = self.file.fields.get(f"{self.prefix}.{name}")
+        value = given if isinstance(given, int | float | str) else type(given).__name__
         return InputError(
             f"{self.file.path}: field {shown(f'{self.prefix}.{name}')} ({shown(value)}) {what}; "
             "use a file of a supported model"
         )
 
     def _of(self, name: str, default: Any) -> Any:
-        found = self.file.fields.get(f"{self.prefix}.{name}", default)
-        if found is None:
+        value = self.file.fields.get(f"{self.prefix}.{name}", default)
+        if value is None:
             raise InputError(
                 f"{self.file.path} has no field {self.prefix}.{name}; use a file with a whole model"
             )
-        return found
+        return value

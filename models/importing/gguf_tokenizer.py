@@ -101,7 +101,7 @@ def _tokens(fields: _Fields) -> tuple[list[str], list[int]]:
     count = len(tokens)
     while count > 1 and types[count - 1] == _UNUSED:
         count -= 1
-    twice = next((t for t, found in Counter(tokens[:count]).items() if found > 1), None)
+    twice = next((t for t, count_of in Counter(tokens[:count]).items() if count_of > 1), None)
     if twice is not None:
         raise fields.fault("tokens", f"has {shown(twice)} twice")
     return tokens[:count], types[:count].tolist()
@@ -180,7 +180,7 @@ def _merges(fields: _Fields, normal: Mapping[str, int], scores: Sequence[float])
     """Return all pairs of tokens that make a token, the best-scored first, as `generate_merges` of
     transformers orders them.
     """
-    found = []
+    merges = []
     for token, number in normal.items():
         if len(token) > _LONGEST_TOKEN:
             raise fields.fault("tokens", f"has one of {len(token)} characters")
@@ -190,9 +190,9 @@ def _merges(fields: _Fields, normal: Mapping[str, int], scores: Sequence[float])
             if token[:i] in normal and token[i:] in normal
         )
         ordered = sorted(pairs, key=lambda pair: (normal[pair[0]], normal[pair[1]]))
-        found += [(scores[number], left, right) for left, right in ordered]
-    found.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
-    return [[left, right] for _, left, right in found]
+        merges += [(scores[number], left, right) for left, right in ordered]
+    merges.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
+    return [[left, right] for _, left, right in merges]
 
 
 def _bpe(tokens: Sequence[str], merges: list[list[str]], **more: Any) -> dict[str, Any]:
@@ -239,43 +239,43 @@ class _Fields:
 
     def has(self, name: str) -> bool:
         """Tell whether a field says anything."""
-        found = self._of(name)
-        return found is not None and found is not False
+        value = self._of(name)
+        return value is not None and value is not False
 
     def text(self, name: str) -> str:
-        found = self._of(name)
-        if not isinstance(found, str):
+        value = self._of(name)
+        if not isinstance(value, str):
             raise self.fault(name, "is missing")
-        return found
+        return value
 
     def texts(self, name: str) -> list[str]:
-        found = self._of(name)
-        if not isinstance(found, list):
+        value = self._of(name)
+        if not isinstance(value, list):
             raise self.fault(name, "is missing")
-        return found
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
-        found = self._of(name)
-        if found is not None and not isinstance(found, bool):
+        value = self._of(name)
+        if value is not None and not isinstance(value, bool):
             raise self.fault(name, "is neither true nor false")
-        return default if found is None else found
+        return default if value is None else value
 
     def numbers(self, name: str, count: int, default: np.ndarray | None = None) -> np.ndarray:
-        found = default if self._of(name) is None else self._of(name)
-        if not isinstance(found, np.ndarray) or len(found) != count or not np.isfinite(found).all():
+        value = default if self._of(name) is None else self._of(name)
+        if not isinstance(value, np.ndarray) or len(value) != count or not np.isfinite(value).all():
             raise self.fault(name, f"has not {count} numbers, one for each token")
-        return found
+        return value
 
     def token(self, name: str, tokens: Sequence[str]) -> int | None:
         """Return the number of a token with a part to play, None where the file names none."""
-        found = self._of(f"{name}_token_id")
-        if found is not None and not (type(found) is int and 0 <= found < len(tokens)):
+        value = self._of(f"{name}_token_id")
+        if value is not None and not (type(value) is int and 0 <= value < len(tokens)):
             raise self.fault(f"{name}_token_id", "is the number of no token")
-        return found
+        return value
 
     def fault(self, name: str, what: str) -> InputError:
-        found = self._of(name)
-        quoted = f" ({shown(found)})" if isinstance(found, int | float | str) else ""
+        value = self._of(name)
+        quoted = f" ({shown(value)})" if isinstance(value, int | float | str) else ""
         return InputError(
             f"{self._file.path}: field tokenizer.ggml.{name}{quoted} {what}; use a file of a "
             "supported model"

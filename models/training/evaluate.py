@@ -153,10 +153,10 @@ class Verifier:
 
         The caller moves `length` over those it keeps.
         """
-        found, self._shared = self._step(
+        logits, self._shared = self._step(
             self._weights, jnp.asarray(tokens, jnp.int32), self._shared, jnp.int32(self.length)
         )
-        return np.asarray(found)
+        return np.asarray(logits)
 
 
 def _forward(
@@ -279,8 +279,8 @@ def speed_table(figures: Mapping[str, Any]) -> str:
         _row("from the acceptance rate, temperature 1 ᵖ", figures["expected_tokens_per_step"]),
     ]
     for t in TEMPERATURES:
-        found = [s["tokens_per_step"] for s in figures["simulated"] if s["temperature"] == t]
-        lines.append(_row("simulated, " + (f"temperature {t}" if t else "greedy"), found))
+        rates = [s["tokens_per_step"] for s in figures["simulated"] if s["temperature"] == t]
+        lines.append(_row("simulated, " + (f"temperature {t}" if t else "greedy"), rates))
     return "\n".join(lines)
 
 

@@ -292,12 +292,12 @@ class _Kind:
         taken = product[:, use.queries]
         return taken if self.columns else taken[:, :, use.slots]
 
-    def put(self, out: np.ndarray, use: Use, found: np.ndarray) -> None:
+    def put(self, out: np.ndarray, use: Use, result: np.ndarray) -> None:
         """Enter a use's part into the result."""
         if self.columns:
-            out[:, use.rows] += found
+            out[:, use.rows] += result
         else:
-            out[:, use.rows, use.positions] = found
+            out[:, use.rows, use.positions] = result
 
     def correct(self, product: np.ndarray, use: Use, difference: np.ndarray) -> None:
         """Change a tile's A B^T or P C so that the result changes by `difference`."""
@@ -344,10 +344,10 @@ def _times(
         for (part, cache), out in zip(split, outs, strict=True)
     ]
     exchange(party, turns)
-    found = sum(outs[1:], outs[0]) if kind.columns else np.concatenate(outs, axis=2)
+    result = sum(outs[1:], outs[0]) if kind.columns else np.concatenate(outs, axis=2)
     # Of empty caches the product is zero, and nothing is sent.
     some = any(_serves(cache, part.shape) for part, cache in split)
-    return rescaled(party, found, share, shift if some else 0)
+    return rescaled(party, result, share, shift if some else 0)
 
 
 def _split(
@@ -424,9 +424,9 @@ def _multiply(
     for use, e in zip(plan.uses, opened, strict=False):
         m = masks[use.tile]
         share = m.rows + m.opened if party.rank == CLIENT else m.rows
-        found = e @ kind.factor(share, use)
-        found += m.queries[:, use.queries] @ kind.factor(m.opened, use)
-        kind.put(out, use, found + kind.prepared(m.product, use))
+        result = e @ kind.factor(share, use)
+        result += m.queries[:, use.queries] @ kind.factor(m.opened, use)
+        kind.put(out, use, result + kind.prepared(m.product, use))
 
 
 def _opened(kind: _Kind, plan: Schedule, cache: Value, tile: int) -> int:

@@ -124,11 +124,11 @@ class Slots:
 
     def _members(self, names: Sequence[int]) -> dict[int, list[int]]:
         """Return, for each tile, the indices in `names` of the rows that are in it."""
-        found: dict[int, list[int]] = {}
+        members: dict[int, list[int]] = {}
         for i, name in enumerate(names):
             if name in self.slot_of:
-                found.setdefault(self.slot_of[name][0], []).append(i)
-        return found
+                members.setdefault(self.slot_of[name][0], []).append(i)
+        return members
 
     def _lasts(self, tile: int, queries: int) -> bool:
         return self.tiles[tile].queries + queries <= self.size

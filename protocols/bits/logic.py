@@ -150,8 +150,8 @@ def _prefix_or_two_party(party: Party, x: Value) -> Bool:
     if not rows or n < 2:
         return share
     planes = np.concatenate([to_planes(c, 1) for c in share.words.reshape(rows, n).T])
-    found = _prefix(party, planes, rows)
-    words = np.stack([from_planes(p[None], rows) for p in found], axis=1)
+    prefixes = _prefix(party, planes, rows)
+    words = np.stack([from_planes(p[None], rows) for p in prefixes], axis=1)
     return Bool(words.reshape(x.shape), np.dtype(np.bool_), 0, 1)
 
 

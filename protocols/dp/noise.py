@@ -141,12 +141,12 @@ class Gumbel:
             top = _noise(words + np.uint64(1), self.scale)
         top[words == ~np.uint64(0)] = -np.inf
         margin = self.scale * _MARGIN
-        found, other = (
+        least, other = (
             np.ceil(np.clip(x, self.low, self.high)) for x in (bottom + margin, top - margin)
         )
         # 2.
-        numbers = found.astype(np.int64)
-        for i in np.flatnonzero(found != other):
+        numbers = least.astype(np.int64)
+        for i in np.flatnonzero(least != other):
             numbers[i] = self._narrowed(stream, int(words[i]))
         return numbers.reshape(shape)
 

@@ -95,8 +95,8 @@ def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tup
 
 def with_own_maxima(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tuple[Any, Any]:
     """Compute each block's partial by itself, then `merge` them."""
-    found = [partial(query, block, bits) for block in blocks]
-    out, outside = merge(found, bits, sum(b.values.shape[1] for b in blocks))
+    queries = [partial(query, block, bits) for block in blocks]
+    out, outside = merge(queries, bits, sum(b.values.shape[1] for b in blocks))
     return out.reshape(query.shape), outside
 
 

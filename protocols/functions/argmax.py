@@ -31,8 +31,8 @@ def _two_party(party: Party, x: Value, *, bits: int, widest: int = MAX_FAN_IN) -
         raise ValueError(f"{x.shape[1]} places in words of {share.bits} bits")
     places = np.arange(x.shape[1], dtype=np.uint64) * public_share(party, 1)
     both = np.stack([share.words, np.broadcast_to(places, share.shape)])
-    found = maximum_words(party, both, bits, share.bits, widest)[1]
-    return Arith(found, np.dtype(np.int32), 0, share.bits)
+    winner = maximum_words(party, both, bits, share.bits, widest)[1]
+    return Arith(winner, np.dtype(np.int32), 0, share.bits)
 
 
 def _cost(x: Value, *, bits: int, widest: int = MAX_FAN_IN) -> Cost:

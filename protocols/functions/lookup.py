@@ -41,10 +41,10 @@ class Table:
 
     def entries(self) -> list[int]:
         """Return the words that the table gives, lowest piece first."""
-        found = [self.base]
+        entries = [self.base]
         for step in reversed(self.steps):
-            found.append(found[-1] + step)
-        return found[::-1]
+            entries.append(entries[-1] + step)
+        return entries[::-1]
 
 
 def _float32(word: int) -> int:

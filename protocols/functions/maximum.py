@@ -186,8 +186,8 @@ def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
     check(x, bits)
     share = as_arith(party, x, narrow=True)
     words = share.words
-    found = maximum_words(party, words[None], bits, share.bits)[0] if len(words) else words[:, 0]
-    return Arith(found, share.dtype, share.frac_bits, share.bits)
+    largest = maximum_words(party, words[None], bits, share.bits)[0] if len(words) else words[:, 0]
+    return Arith(largest, share.dtype, share.frac_bits, share.bits)
 
 
 def check(x: Value, bits: int) -> None:

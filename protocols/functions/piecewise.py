@@ -149,12 +149,12 @@ class Lines:
         Each has three bits in common with the one below it, so that a word which the one above lets
         pass is the only one with its narrow word below.
         """
-        found, last, covered = [], self.thresholds[-1] << self.drop, self.drop + self.bits
+        narrow, last, covered = [], self.thresholds[-1] << self.drop, self.drop + self.bits
         while covered < 64:
             drop = min(64 - self.bits, covered - 3)
-            found.append((drop, (last >> drop) + 1))
+            narrow.append((drop, (last >> drop) + 1))
             covered = drop + self.bits
-        return tuple(found)
+        return tuple(narrow)
 
 
 Function = Callable[[np.ndarray], np.ndarray]

@@ -28,5 +28,5 @@ def row_at(rows: Array, k: Array, *, hide: bool) -> Array:
     """
     if hide:
         return select(rows, k)
-    found = [jax.lax.dynamic_slice_in_dim(rows[i], k[i], 1) for i in range(k.shape[0])]
-    return jnp.concatenate(found)
+    chosen = [jax.lax.dynamic_slice_in_dim(rows[i], k[i], 1) for i in range(k.shape[0])]
+    return jnp.concatenate(chosen)

@@ -177,8 +177,8 @@ def _draw(rows: Array, u: Array, *, draw: int, total: int) -> Array:
     table = jnp.concatenate([rows, unused], axis=-1).reshape(lanes, blocks, size)
 
     def place(weights: Array, u: Array, label: str) -> Array:
-        found = locate(weights, u, draw=draw, total=total)
-        above = reveal(found, to=Owner.CLIENT, label=label)
+        drawn = locate(weights, u, draw=draw, total=total)
+        above = reveal(drawn, to=Owner.CLIENT, label=label)
         return weights.shape[-1] - jnp.sum(above.astype(jnp.int32), axis=-1)
 
     block = place(jnp.sum(table, axis=-1), u[:, 0], "block of the token")

@@ -175,13 +175,13 @@ def functionality(
     """Return what a variant gives to whom. `candidates`: continuations that a step verifies side by
     side, with progress hidden.
     """
-    found = FUNCTIONALITIES[variant]
+    declared = FUNCTIONALITIES[variant]
     if not hide_progress:
-        return found
+        return declared
     if candidates == 1:
-        return Functionality(client=found.client, provider=f"{_STEPS}, length limits")
+        return Functionality(client=declared.client, provider=f"{_STEPS}, length limits")
     return Functionality(
-        client=f"of each of {candidates} candidates a step: {found.client}",
+        client=f"of each of {candidates} candidates a step: {declared.client}",
         provider=f"{_STEPS}, number of candidates, length limits",
     )
 

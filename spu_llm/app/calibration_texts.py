@@ -114,15 +114,15 @@ def _chat(line: str, where: str) -> tuple[dict[str, Any], list[Message]]:
     from models.chat import ROLES, Message
 
     try:
-        found: Any = json.loads(line, object_pairs_hook=names_once)
+        content: Any = json.loads(line, object_pairs_hook=names_once)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not valid JSON ({error})") from None
-    given = found.get("messages") if isinstance(found, dict) else None
+    given = content.get("messages") if isinstance(content, dict) else None
     if not isinstance(given, list) or not given or not all(map(_is_message, given)):
         raise InputError(
             f'{where} has no "messages", each with "content" and a "role": {", ".join(ROLES)}'
         )
-    return found, [Message(one["role"], one["content"]) for one in given]
+    return content, [Message(one["role"], one["content"]) for one in given]
 
 
 def _is_message(given: Any) -> bool:

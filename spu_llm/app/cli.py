@@ -38,11 +38,11 @@ class Parser(argparse.ArgumentParser):
         if config.OPTION in self._option_string_actions:
             command = self.prog.rpartition(" ")[2]
             args = config.with_file(command, args or [], self._actions)
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             # Here, and not by the parser above, which knows neither the command nor its options.
             self.error(self._unknown(unknown[0].partition("=")[0]))
-        return found, unknown
+        return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Name the nearest command where `value` is none."""

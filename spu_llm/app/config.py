@@ -44,13 +44,13 @@ def with_file(
     if unknown:
         raise InputError(f"{path}: {unknown[0]!a} stands in no table; put it below [{command}]")
     known = {string: action for action in actions for string in action.option_strings}
-    found: list[str] = []
+    from_file: list[str] = []
     for name, value in tables.get(command, {}).items():
         option = f"--{name}"
         if option not in known or option in _NOT_HERE or known[option].help == argparse.SUPPRESS:
             raise InputError(f"{path}: [{command}] has {name!a}, which is no option of {command}")
-        found += _given(path, option, known[option], value)
-    return found + list(arguments)
+        from_file += _given(path, option, known[option], value)
+    return from_file + list(arguments)
 
 
 def _named(arguments: Sequence[str]) -> Path | None:

@@ -161,8 +161,8 @@ def add_hint_cache(parser: Any, words: str = "") -> None:
 
 def hint_cache_of(options: argparse.Namespace) -> int:
     """Return `--hint-cache` in bytes; InputError unless it is a size, or not given."""
-    found = megabytes(options, "hint_cache")
-    return HINT_CACHE_BYTES if found is None else found
+    size = megabytes(options, "hint_cache")
+    return HINT_CACHE_BYTES if size is None else size
 
 
 def add_identity_options(parser: argparse.ArgumentParser) -> None:
@@ -237,7 +237,7 @@ def given(kind: type[T], options: argparse.Namespace) -> T:
 
 def megabytes(options: argparse.Namespace, name: str) -> int | None:
     """Return an option in bytes; InputError unless it is a size, or not given."""
-    found = getattr(options, name)
-    if found is not None and found < 1:
-        raise InputError(f"--{name.replace('_', '-')} must be 1 or more, in MB, found {found}")
-    return None if found is None else found * 10**6
+    size = getattr(options, name)
+    if size is not None and size < 1:
+        raise InputError(f"--{name.replace('_', '-')} must be 1 or more, in MB, found {size}")
+    return None if size is None else size * 10**6

@@ -39,28 +39,28 @@ def loaded(
     """
     from spu_llm.service.renewing import Renewal, look_at
 
-    def load(found: argparse.Namespace, seen: Any, fixed: list[str]) -> Loaded[T]:
+    def load(renewed: argparse.Namespace, seen: Any, fixed: list[str]) -> Loaded[T]:
         from spu_llm.service.renewing import Loaded
 
-        seen = dict(look_at(_files(found))) | seen
-        made = make(found)
-        return Loaded(made, seen, _said(found, known(made)), fixed)
+        seen = dict(look_at(_files(renewed))) | seen
+        made = make(renewed)
+        return Loaded(made, seen, _said(renewed, known(made)), fixed)
 
     def again() -> Loaded[T]:
         seen = look_at(_files(options))
-        found = options.again()
+        renewed = options.again()
         fixed = [
             name
-            for name, value in vars(found).items()
+            for name, value in vars(renewed).items()
             if name not in RENEWED
             and name in options
             and value != getattr(options, name)
             and not callable(value)
         ]
         for name in fixed:
-            setattr(found, name, getattr(options, name))
-        kept = {path: state for path, state in seen.items() if path in _files(found)}
-        return load(found, kept, [f"--{name.replace('_', '-')}" for name in fixed])
+            setattr(renewed, name, getattr(options, name))
+        kept = {path: state for path, state in seen.items() if path in _files(renewed)}
+        return load(renewed, kept, [f"--{name.replace('_', '-')}" for name in fixed])
 
     first = load(options, {}, [])
     return first.options, Renewal(first, again, say)
@@ -71,10 +71,10 @@ def _files(options: argparse.Namespace) -> list[Path]:
     from spu_llm.net.identity import CERTIFICATE, KEY
 
     given = vars(options)
-    found = [given.get(name) for name in ("trust", "trust_user", "config")]
+    paths = [given.get(name) for name in ("trust", "trust_user", "config")]
     if (directory := given.get("identity")) is not None:
-        found += [directory / CERTIFICATE, directory / KEY]
-    return [path for path in found if path is not None]
+        paths += [directory / CERTIFICATE, directory / KEY]
+    return [path for path in paths if path is not None]
 
 
 def _said(options: argparse.Namespace, known: Mapping[str, Identity | None]) -> dict[str, str]:

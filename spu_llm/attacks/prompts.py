@@ -94,7 +94,7 @@ def of_name(setting: Setting) -> Prompt | None:
     places: dict[str, list[Span]] = {}
     for word in _WORD.finditer(piece):
         places.setdefault(word[0], []).append(Span(*word.span()))
-    twice = [found for found in places.values() if len(found) == 2]
+    twice = [pair for pair in places.values() if len(pair) == 2]
     if not twice or "\ufffd" in piece:
         return None
     return _fitting(setting, Marked(piece, twice[0], twice[0]))

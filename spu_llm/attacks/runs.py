@@ -141,25 +141,25 @@ def _solved(
     """Yield how many tokens are solved in their places, and how many of prompts as bags of tokens;
     views by their prompt's number.
     """
-    found = []
+    guesses = []
     for i, view in views:
         solved = layer0.recover(made, view, error)
-        found.append((i, solved._replace(tokens=solved.tokens[:PROMPT_TOKENS])))
-    right = sum(int((f.tokens == prompts[i]).sum()) for i, f in found)
-    alike = sum(_common(f.tokens, prompts[i]) for i, f in found)
-    whole = sum(bool((f.tokens == prompts[i]).all()) for i, f in found)
-    chance = [layer0.other_prompts_rate(f.tokens, _others(prompts, i)) for i, f in found]
+        guesses.append((i, solved._replace(tokens=solved.tokens[:PROMPT_TOKENS])))
+    right = sum(int((f.tokens == prompts[i]).sum()) for i, f in guesses)
+    alike = sum(_common(f.tokens, prompts[i]) for i, f in guesses)
+    whole = sum(bool((f.tokens == prompts[i]).all()) for i, f in guesses)
+    chance = [layer0.other_prompts_rate(f.tokens, _others(prompts, i)) for i, f in guesses]
     bags = [
         np.mean([_common(f.tokens, other) for other in _others(prompts, i)]) / PROMPT_TOKENS
-        for i, f in found
+        for i, f in guesses
     ]
-    residual = max(f.residual for _, f in found)
-    said = f"{whole} of {len(found)} prompts whole; largest residual {residual:.0e}"
+    residual = max(f.residual for _, f in guesses)
+    said = f"{whole} of {len(guesses)} prompts whole; largest residual {residual:.0e}"
     yield AttackOutcome(
         "layer0",
         mode,
         f"the right token at the right position, {how}",
-        PROMPT_TOKENS * len(found),
+        PROMPT_TOKENS * len(guesses),
         right,
         float(np.mean(chance)),
         notes=f"{said}; {notes}" if notes else said,
@@ -168,7 +168,7 @@ def _solved(
         "layer0",
         mode,
         f"a token of the prompt, wherever it stands, {how}",
-        PROMPT_TOKENS * len(found),
+        PROMPT_TOKENS * len(guesses),
         alike,
         float(np.mean(bags)),
     )
@@ -265,13 +265,13 @@ def _judge(
 
 
 def _judged(mode: str, hits: Hits) -> Iterator[AttackOutcome]:
-    for (name, count, how), found in hits.items():
+    for (name, count, how), tries in hits.items():
         yield AttackOutcome(
             "recompute",
             mode,
             f"the right one of {count} candidates ({name}), {how}",
-            len(found),
-            sum(found),
+            len(tries),
+            sum(tries),
             1 / count,
         )
 

@@ -66,23 +66,23 @@ def _sent(
     obfuscate: Obfuscate,
 ) -> tuple[list[Sent], int]:
     """Return the sets that are asked for, and how many prompts were refused for want of fakes."""
-    found: list[Sent] = []
+    sent: list[Sent] = []
     refused = 0
     for _ in range(_TRIES * wanted.prompts):
-        if len(found) == wanted.prompts:
+        if len(sent) == wanted.prompts:
             break
         prompt = draw(setting)
         if prompt is None:
             continue
         try:
-            found.append(obfuscate(setting, prompt))
+            sent.append(obfuscate(setting, prompt))
         except InputError:  # too few fakes, or a secret in the clear, too
             refused += 1
-        if len(found) % 10 == 0:
-            wanted.on_stage(f"prompt {len(found)} of {wanted.prompts}")
-    if len(found) < wanted.prompts:
-        raise InputError(f"only {len(found)} prompts have fakes; lower --prompts")
-    return found, refused
+        if len(sent) % 10 == 0:
+            wanted.on_stage(f"prompt {len(sent)} of {wanted.prompts}")
+    if len(sent) < wanted.prompts:
+        raise InputError(f"only {len(sent)} prompts have fakes; lower --prompts")
+    return sent, refused
 
 
 def _outcome(
@@ -273,10 +273,10 @@ def _layer0(wanted: AttackConfig, mode: str, obfuscate: Obfuscate) -> Iterator[A
             if not view.steps:  # its text ended at once
                 continue
             first = layer0.Dictionary(made.keys[: len(row)], made.values[: len(row)])
-            found = layer0.recover(first, view.asked(0, len(view.steps))).tokens
-            tries, right = tries + len(row), right + int((found == row).sum())
+            tokens = layer0.recover(first, view.asked(0, len(view.steps))).tokens
+            tries, right = tries + len(row), right + int((tokens == row).sum())
             alike = np.array([other for other in others if len(other) == len(row)])
-            chances += [layer0.other_prompts_rate(found, alike)] if len(alike) else []
+            chances += [layer0.other_prompts_rate(tokens, alike)] if len(alike) else []
     yield AttackOutcome(
         "layer0",
         mode,

@@ -249,15 +249,15 @@ def _prefixed(setting: Setting, texts: Texts) -> list[list[int]]:
     of its own as of --random-prefix: as many as there are texts (one less for an odd number), four
     at least.
     """
-    tokenizer, found = setting.public.tokenizer, []
+    tokenizer, prefixed = setting.public.tokenizer, []
     assert tokenizer is not None
     for i in range(max(2, len(texts) // 2)):
         for other in (i, i - 1):
             whole = [*texts[i][:PROMPT], *texts[other][PROMPT:]]
             letters = setting.source.choice(list(ascii_lowercase), beginnings.PREFIX)
             text = tokenizer.encode("".join(letters) + tokenizer.decode(whole))
-            found.append(text[:LENGTH])
-    return found
+            prefixed.append(text[:LENGTH])
+    return prefixed
 
 
 def _wants(names: Sequence[str], *attacks: str) -> bool:

@@ -69,8 +69,8 @@ def of_wishes(
         for i, wish in enumerate(wishes):
             on_stage(f"request {i + 1} of {len(wishes)}")
             user.generate(place, lambda model, wish=wish: wish)  # type: ignore[misc]
-    found = iter(engines[0].seen)
-    return [[next(found) for _ in wish.prompts] for wish in wishes]
+    seen = iter(engines[0].seen)
+    return [[next(seen) for _ in wish.prompts] for wish in wishes]
 
 
 def of_two_parties(

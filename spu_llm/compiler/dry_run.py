@@ -222,8 +222,8 @@ class DryRun:
         values = [x.value for x in operands]
         guesses = tuple(x.is_guess for x in operands)
         key = _key(values, call.op, tuple(sorted(call.static.items())), guesses)
-        if (found := self._look_up(key, values)) is not None:
-            return found
+        if (known := self._look_up(key, values)) is not None:
+            return known
         cost = call.op.cost(*values, **call.static)
         source, channel = _Source(), _Silence()
         party = _Alone(
@@ -255,17 +255,17 @@ class DryRun:
             # SPU's results are shares; numbers come as additive ones.
             return [self._zeros(run.owner, shape_of(v)) for v in run.outputs]
         key = _key(values, run.digest)
-        if (found := self._look_up(key, values)) is not None:
-            return found.values
+        if (known := self._look_up(key, values)) is not None:
+            return known.values
         results = run_local(self._rank, self._frac_bits, run, values)
         return self._keep(key, _Result(results)).values
 
     def _look_up(self, key: Hashable, values: Sequence[Value]) -> _Result | None:
-        found = self._found.pop(key, None)
-        if found is None or (found.bound_to and found.bound_to != _digests(values)):
+        known = self._found.pop(key, None)
+        if known is None or (known.bound_to and known.bound_to != _digests(values)):
             return None
-        self._found[key] = found
-        return found
+        self._found[key] = known
+        return known
 
     def _keep(self, key: Hashable, result: _Result) -> _Result:
         if key is None or any(isinstance(v, Stateful) for v in result.values):

@@ -59,10 +59,10 @@ def factor_of(matrix: Private, frac_bits: int) -> Factor:
     if frac_bits not in matrix.encodings:
         assert matrix.value is not None
         key = matrix.digest, frac_bits
-        found = _factors.get(key)
-        if found is None:
-            found = _factors[key] = _encoded(matrix.value, frac_bits)
-        matrix.encodings[frac_bits] = found
+        encoded = _factors.get(key)
+        if encoded is None:
+            encoded = _factors[key] = _encoded(matrix.value, frac_bits)
+        matrix.encodings[frac_bits] = encoded
     factor: Factor = matrix.encodings[frac_bits]
     return factor
 

@@ -13,12 +13,12 @@ def names_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object's fields, as `object_pairs_hook` of `json.loads`. ValueError when a name
     stands twice: readers differ in which of the two they take.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise ValueError(f"{shown(name)} is there twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def shown(value: object) -> str:

@@ -191,10 +191,12 @@ class ControlServer:
         self, request: TextFormatRequest, context: grpc.ServicerContext
     ) -> TextFormatPart:
         with self._answering(context) as caller:
-            found = caller.tell()
+            text_format = caller.tell()
         end = request.offset + min(request.most, PART_BYTES)
         return TextFormatPart(
-            digest=found.digest, size=len(found.content), part=found.content[request.offset : end]
+            digest=text_format.digest,
+            size=len(text_format.content),
+            part=text_format.content[request.offset : end],
         )
 
     @contextmanager
@@ -242,8 +244,8 @@ def ask_for_format(
         call = channel.unary_unary(
             _TEXT_FORMAT, TextFormatRequest.SerializeToString, TextFormatPart.FromString
         )
-        found: TextFormatPart = call(TextFormatRequest(offset=offset, most=most), timeout=timeout_s)
-    return found.digest, found.size, found.part
+        part: TextFormatPart = call(TextFormatRequest(offset=offset, most=most), timeout=timeout_s)
+    return part.digest, part.size, part.part
 
 
 def check_health(stream: ByteStream, timeout_s: float) -> bool:

@@ -95,16 +95,16 @@ class Entrance:
 
     def wait(self, seconds: float) -> list[Met]:
         """Return who has been met; waits so long for somebody to say something."""
-        found: list[Met] = []
+        arrived: list[Met] = []
         events = self._selector.select(min(seconds, _LOOK_S) if len(self._guests) else seconds)
         for key, _ in events:
             if key.data is not None and (met := self._heard(key.data)) is not None:
-                found.append(met)
+                arrived.append(met)
         # Last: whoever has come to the end of a handshake is not put out by those.
         if any(key.data is None for key, _ in events):
             self._accept()
         self._send_late_ones_away()
-        return found
+        return arrived
 
     def close(self) -> None:
         """Close the port, and all connections that were not met."""

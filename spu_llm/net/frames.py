@@ -153,5 +153,5 @@ def check_preamble(start: bytes) -> None:
             f"the peer does not speak spu-llm wire version {VERSION}; it sent {start!r}"
         )
     if len(start) == len(PREAMBLE) and start != PREAMBLE:
-        found = int.from_bytes(start[len(_MAGIC) :], "big")
-        raise WireError(f"the peer speaks wire version {found}, this side speaks {VERSION}")
+        version = int.from_bytes(start[len(_MAGIC) :], "big")
+        raise WireError(f"the peer speaks wire version {version}, this side speaks {VERSION}")

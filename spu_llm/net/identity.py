@@ -223,25 +223,27 @@ def _certificates(path: Path, hint: str) -> list[x509.Certificate]:
     if b"CERTIFICATE-----" not in content:
         raise InputError(f"{path} holds no certificates in PEM form")
     try:
-        found = x509.load_pem_x509_certificates(content)
-        for one in found:
+        certificates = x509.load_pem_x509_certificates(content)
+        for one in certificates:
             _described(one), _signs_others(one), one.public_key(), one.not_valid_before_utc
     except _MALFORMED as exc:
         raise InputError(f"{path} holds a malformed certificate: {exc}") from None
-    return found
+    return certificates
 
 
 def _pem(certificates: Sequence[x509.Certificate]) -> bytes:
     return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in certificates)
 
 
-def _in_time(found: list[x509.Certificate]) -> list[x509.Certificate]:
+def _in_time(certificates: list[x509.Certificate]) -> list[x509.Certificate]:
     """Return the certificates that are valid now; all of them where none is. Of many clients one
     whose certificate is over must not keep the others out.
     """
     now = datetime.now(timezone.utc)
-    valid = [one for one in found if one.not_valid_before_utc <= now <= one.not_valid_after_utc]
-    return valid or found
+    valid = [
+        one for one in certificates if one.not_valid_before_utc <= now <= one.not_valid_after_utc
+    ]
+    return valid or certificates
 
 
 def _check_time(one: x509.Certificate, path: Path) -> None:

@@ -449,18 +449,18 @@ def _read_inventory(data: bytes) -> dict[str, int]:
     if len(data) > INVENTORY_BYTES:
         raise WireError(f"the peer's inventory has {len(data)} bytes, over {INVENTORY_BYTES}")
     try:
-        found = json.loads(data.decode(), object_pairs_hook=names_once, parse_int=_short_int)
+        content = json.loads(data.decode(), object_pairs_hook=names_once, parse_int=_short_int)
     except (ValueError, RecursionError):
         raise WireError("the peer's inventory is not readable") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise WireError("the peer's inventory is not a table")
-    for key, used in found.items():
+    for key, used in content.items():
         if not BATCH_ID.fullmatch(key):
             raise WireError("the peer's inventory has a name that is no batch")
         # A bool is an int to isinstance.
         if type(used) is not int or used < 0:
             raise WireError("the peer's inventory has an index that is no number of units")
-    return found
+    return content
 
 
 def _short_int(digits: str) -> int:

@@ -31,11 +31,11 @@ def public(label: str, start: int, count: int, words: int) -> np.ndarray:
 def ternary(prg: Prg, count: int, n: int) -> np.ndarray:
     """Draw uniform coefficients -1, 0, 1, by rejection: float64 [count, n]."""
     wanted = count * n
-    found = np.empty(0, np.uint8)
-    while found.size < wanted:
+    coefficients = np.empty(0, np.uint8)
+    while coefficients.size < wanted:
         drawn = prg.words((wanted // 7,)).view(np.uint8)
-        found = np.concatenate([found, drawn[drawn < 255]])
-    return (found[:wanted] % np.uint8(3)).astype(np.float64).reshape(count, n) - 1.0
+        coefficients = np.concatenate([coefficients, drawn[drawn < 255]])
+    return (coefficients[:wanted] % np.uint8(3)).astype(np.float64).reshape(count, n) - 1.0
 
 
 def noise(prg: Prg, shape: tuple[int, ...]) -> np.ndarray:
@@ -77,9 +77,9 @@ def whole(z: np.ndarray) -> np.ndarray:
     y = _untwisted(z)
     parts = y.view(np.float64)
     np.rint(parts, out=parts)
-    found = np.empty((*y.shape[:-1], 2 * y.shape[-1]), np.int64)
-    found[..., : y.shape[-1]], found[..., y.shape[-1] :] = y.real, y.imag
-    return found
+    coefficients = np.empty((*y.shape[:-1], 2 * y.shape[-1]), np.int64)
+    coefficients[..., : y.shape[-1]], coefficients[..., y.shape[-1] :] = y.real, y.imag
+    return coefficients
 
 
 def _untwisted(z: np.ndarray) -> np.ndarray:

@@ -97,7 +97,7 @@ def in_use(directory: Path) -> bool:
 
 def kinds_in(folder: Path) -> tuple[Kind, ...]:
     """Return what a peer's folder holds, by name; nothing when there is no such folder."""
-    found: dict[str, Kind] = {}
+    kinds: dict[str, Kind] = {}
     with failures(folder):
         if not os.path.lexists(folder):
             return ()
@@ -112,14 +112,14 @@ def kinds_in(folder: Path) -> tuple[Kind, ...]:
                 if os.path.lexists(path):
                     raise
                 continue  # used up by a session meanwhile
-            kind = found.get(label.name, Kind(label.name))
-            found[label.name] = Kind(
+            kind = kinds.get(label.name, Kind(label.name))
+            kinds[label.name] = Kind(
                 label.name,
                 kind.batches + 1,
                 kind.units + label.units - state.used,
                 kind.disk_bytes + size,
             )
-    return tuple(found[name] for name in sorted(found))
+    return tuple(kinds[name] for name in sorted(kinds))
 
 
 def _is_used(folder: Path) -> bool:

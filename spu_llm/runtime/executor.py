@@ -146,7 +146,7 @@ class Executor:
 
 def check_owner(where: str, value: Value, owner: Owner) -> None:
     """Raise ValueError when somebody else knows the value than its program says."""
-    found = owner_of(value)
+    actual = owner_of(value)
     # What one party knows may stand in for a shared value; nothing may become more public.
-    if found is not owner and not (owner is Owner.JOINT and isinstance(value, Private)):
-        raise ValueError(f"{where} should be {owner.value}, found {found.value}")
+    if actual is not owner and not (owner is Owner.JOINT and isinstance(value, Private)):
+        raise ValueError(f"{where} should be {owner.value}, found {actual.value}")

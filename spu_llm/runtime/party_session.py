@@ -302,10 +302,10 @@ class PartySession:
         the client measures, and both know.
         """
         before = self._channel.traffic
-        found = round_trip_s(self._channel, asks=self.rank == CLIENT)
+        round_trip = round_trip_s(self._channel, asks=self.rank == CLIENT)
         traffic = self._channel.traffic.since(before)
         self.meter.record("control", "round trip", "", 0.0, traffic)
-        told = self.tell(CLIENT, None if found is None else round(1e6 * found))
+        told = self.tell(CLIENT, None if round_trip is None else round(1e6 * round_trip))
         assert told is not None
         return told >= 1e6 * ROUND_TRIP_S
 

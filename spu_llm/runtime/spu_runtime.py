@@ -81,9 +81,9 @@ class SpuLog:
         text = ""
         while True:
             text += self._file.read()
-            found = self._PATTERN.findall(text)
-            if found:
-                return Traffic(*map(int, found[-1]))
+            lines = self._PATTERN.findall(text)
+            if lines:
+                return Traffic(*map(int, lines[-1]))
             if time.monotonic() > deadline:
                 raise WorkerError("SPU's log has no traffic line for the last segment")
             time.sleep(0.001)

@@ -76,16 +76,16 @@ def certificates(*, client: Certificate, provider: Certificate) -> Manifest:
     """Return both parties' certificates, as either sees its own and the other one's: what differs
     is named before anything else is done, and the session's id, and so its keys, follow from them.
     """
-    found = {ROLES[CLIENT]: client, ROLES[PROVIDER]: provider}
-    return {_CERTIFICATE + role: one.fingerprint for role, one in found.items()}
+    by_role = {ROLES[CLIENT]: client, ROLES[PROVIDER]: provider}
+    return {_CERTIFICATE + role: one.fingerprint for role, one in by_role.items()}
 
 
 def pair_of(agreed: Manifest) -> str:
     """Return what stands for both certificates of a session, the same at both parties: what a party
     keeps of another one goes by it. Empty in the clear.
     """
-    found = [agreed.get(_CERTIFICATE + role) for role in ROLES]
-    return "" if None in found else " ".join(map(str, found))
+    pair = [agreed.get(_CERTIFICATE + role) for role in ROLES]
+    return "" if None in pair else " ".join(map(str, pair))
 
 
 def pool_id(role: str, seen: Manifest, directory: Path | None) -> Manifest:
@@ -179,10 +179,10 @@ def check_text_format(agreed: Manifest, digest: str) -> None:
     """Raise ManifestMismatch unless the provider's text is written as the text format with this
     digest says, which the client took its tokens from.
     """
-    if (found := agreed.get(PROVIDER_PREFIX + _TEXT_FORMAT)) != digest:
+    if (agreed_digest := agreed.get(PROVIDER_PREFIX + _TEXT_FORMAT)) != digest:
         raise ManifestMismatch(
-            f"the provider's text is written otherwise than it said before ({found!s:.16} in place "
-            f"of {digest:.16}); it may serve another model now: try again"
+            "the provider's text is written otherwise than it said before "
+            f"({agreed_digest!s:.16} in place of {digest:.16}); it may serve another model now: try again"
         )
 
 

@@ -103,8 +103,8 @@ def confine_files(
     _check(rules >= 0 and len(os.listdir("/proc/self/task")) == 1, "files")
     try:
         libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-        found = (sys.prefix, sys.base_prefix, *sys.path, *libraries, *_SYSTEM)
-        python = {Path(p) for p in found if p}
+        readable = (sys.prefix, sys.base_prefix, *sys.path, *libraries, *_SYSTEM)
+        python = {Path(p) for p in readable if p}
         python -= {Path.cwd()}  # on the path of `python -m`, whatever is there
         python |= set(map(Path, _own_packages()))
         for path in python.union(reads):

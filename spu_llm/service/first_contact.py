@@ -53,16 +53,16 @@ def text_format(server: Server) -> KeptFormat:
     PeerError when the provider does not answer or what it sends cannot be used, ManifestMismatch
     when it is of an older wire version, PoolError when nothing can be kept.
     """
-    found = _asked(server, 0, 0)
-    if not _DIGEST.fullmatch(found.digest) or not 0 < found.size <= DOCUMENT_BYTES:
+    offered = _asked(server, 0, 0)
+    if not _DIGEST.fullmatch(offered.digest) or not 0 < offered.size <= DOCUMENT_BYTES:
         raise WireError(
-            f"the provider announces a text format of {found.size} bytes under the digest "
-            f"{found.digest[:80]!a}; at most {DOCUMENT_BYTES} bytes are taken"
+            f"the provider announces a text format of {offered.size} bytes under the digest "
+            f"{offered.digest[:80]!a}; at most {DOCUMENT_BYTES} bytes are taken"
         )
-    folder = _folder_of(found.provider)
-    if (kept := _kept(folder, found.digest)) is not None:
-        return KeptFormat(_used(kept), _path(folder, found.digest))
-    return _keep(folder, _used(_fetched(server, found)))
+    folder = _folder_of(offered.provider)
+    if (kept := _kept(folder, offered.digest)) is not None:
+        return KeptFormat(_used(kept), _path(folder, offered.digest))
+    return _keep(folder, _used(_fetched(server, offered)))
 
 
 def text_format_here(model: Path) -> KeptFormat:
@@ -86,27 +86,27 @@ class _Answer:
 def _asked(server: Server, offset: int, most: int) -> _Answer:
     stream, provider = connected(server, tls.CONTROL)
     with answering(server):
-        found = ask_for_format(stream, offset, most, PART_S)
-    return _Answer(*found, None if provider is None else provider.fingerprint)
+        part = ask_for_format(stream, offset, most, PART_S)
+    return _Answer(*part, None if provider is None else provider.fingerprint)
 
 
 def _fetched(server: Server, announced: _Answer) -> bytes:
     """Return the document. PeerError when it is not the one that was announced."""
     data = bytearray()
     while (left := announced.size - len(data)) > 0:
-        found = _asked(server, len(data), min(left, PART_BYTES))
-        if (found.digest, found.size, found.provider) != (
+        part = _asked(server, len(data), min(left, PART_BYTES))
+        if (part.digest, part.size, part.provider) != (
             announced.digest,
             announced.size,
             announced.provider,
         ):
             raise PeerError("the provider's text format changed while it was sent; try again")
-        if not 0 < len(found.part) <= left:
+        if not 0 < len(part.part) <= left:
             raise WireError(
-                f"the provider sent {len(found.part)} bytes of its text format, of which {left} "
+                f"the provider sent {len(part.part)} bytes of its text format, of which {left} "
                 "were left"
             )
-        data += found.part
+        data += part.part
     if (sent := hashlib.sha256(data).hexdigest()) != announced.digest:
         raise PeerError(
             f"the provider sent a text format of another digest ({sent:.16}) than it had announced "

@@ -44,7 +44,7 @@ class HintRoom:
 
 def _wanted(told: Any) -> list[tuple[str, int]]:
     """Return the names and sizes of hints, from a worker that may be anybody's by now."""
-    found = (
+    directories = (
         [
             (one[0], one[1])
             for one in told
@@ -57,6 +57,6 @@ def _wanted(told: Any) -> list[tuple[str, int]]:
         if isinstance(told, list)
         else []
     )
-    if not found or len(found) != len(told):
+    if not directories or len(directories) != len(told):
         raise WorkerError("the worker asks for hints that are none")
-    return found
+    return directories

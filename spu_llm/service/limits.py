@@ -63,8 +63,8 @@ class _Account:
 
     def memory(self) -> list[tuple[_Session, int]]:
         """Return the memory of each session whose worker is alive, in bytes."""
-        found = [(session, session.worker.memory_bytes()) for session in self.sessions]
-        return [(session, memory) for session, memory in found if memory]
+        used = [(session, session.worker.memory_bytes()) for session in self.sessions]
+        return [(session, memory) for session, memory in used if memory]
 
 
 class Accounts:

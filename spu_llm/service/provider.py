@@ -178,9 +178,9 @@ def _serve(
     ):
         system.open(tokenizer, studies=options.studies)
 
-        def renew(found: ServeOptions) -> None:
-            entrance.renew(found.identity)
-            all_.renew(found)
+        def renew(renewed: ServeOptions) -> None:
+            entrance.renew(renewed.identity)
+            all_.renew(renewed)
 
         on_port(listener.getsockname()[1])
         listening.listen(
@@ -244,11 +244,11 @@ class _Sessions:
 
     def renew(self, options: ServeOptions) -> None:
         """Run new sessions under these options, as far as they can change (`RENEWED`)."""
-        found = replace(self._options, **{name: getattr(options, name) for name in RENEWED})
-        self._options = found
-        if not found.once:
-            self._places.renew(found.sessions, found.sessions_of_one)
-        self._accounts.renew(found.limits)
+        renewed = replace(self._options, **{name: getattr(options, name) for name in RENEWED})
+        self._options = renewed
+        if not renewed.once:
+            self._places.renew(renewed.sessions, renewed.sessions_of_one)
+        self._accounts.renew(renewed.limits)
 
     def _run_and_say(self, met: Met) -> None:
         try:

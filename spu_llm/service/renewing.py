@@ -85,10 +85,10 @@ def look_at(paths: Iterable[Path]) -> Seen:
 
 def _state(path: Path) -> tuple[int, ...] | None:
     try:
-        found = os.stat(path)
+        state = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def _words(before: Loaded[Any], after: Loaded[Any]) -> str:

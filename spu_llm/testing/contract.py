@@ -67,8 +67,8 @@ class OpContract:
                 expected = self.op.reference(*case.inputs, **case.static)
             expected = expected if isinstance(expected, tuple | list) else [expected]
             for i, value in enumerate(expected):
-                found = reconstruct_words([outputs[i] for outputs in outcome.outputs])
-                np.testing.assert_array_equal(found, as_words(np.asarray(value)), str(case.forms))
+                results = reconstruct_words([outputs[i] for outputs in outcome.outputs])
+                np.testing.assert_array_equal(results, as_words(np.asarray(value)), str(case.forms))
 
     def test_result_belongs_to_whom_it_should(self) -> None:
         """Check that each result is held in a form of its declared owner; nothing is readable
@@ -140,8 +140,8 @@ class OpContract:
         cases = [(self.op, case) for case in self._small_cases()]
         cases += [(twice(op), case) for op, case in cases[:1]]
         for (op, case), rank in itertools.product(cases if self.masks else (), (CLIENT, PROVIDER)):
-            count, found = uncaught(op, case, rank, rank not in self.hashes)
-            assert not found, f"{case}, rank {rank} may use {found}"
+            count, missed = uncaught(op, case, rank, rank not in self.hashes)
+            assert not missed, f"{case}, rank {rank} may use {missed}"
             tried += count
         drawn = set()
         for case in self._small_cases():
@@ -183,8 +183,8 @@ class OpContract:
 
     def test_views_are_simulated(self) -> None:
         for case, rank in itertools.product(self._sampled_cases(), (CLIENT, PROVIDER)):
-            found = self._distinguish(case, rank)
-            assert not found, f"{case}, rank {rank}: {found}"
+            differing = self._distinguish(case, rank)
+            assert not differing, f"{case}, rank {rank}: {differing}"
 
     def test_views_do_not_depend_on_the_secret(self) -> None:
         """Check that, to a party that knows nothing of the inputs, the smallest and the largest
@@ -209,8 +209,8 @@ class OpContract:
                 a, b = (
                     columns_of(o, rank, o.views[rank], outgoing=True, peer=False) for o in outcomes
                 )
-                found = differences(a, b)
-                assert not found, f"{smallest}, rank {rank}: {found}"
+                differing = differences(a, b)
+                assert not differing, f"{smallest}, rank {rank}: {differing}"
                 compared += sum(name.startswith("incoming") for name in a)
         assert bool(compared) == (sends and not self.nothing_to_compare), (
             f"{compared} columns of messages compared; a case needs two inputs of one form that "
@@ -230,8 +230,8 @@ class OpContract:
                         caught = unhidden(replay.by(twin))
                         assert caught, f"{case}: a {name} of {1 - rank} hides all"
                     # Which rows a mask reused once serves is up to its shape.
-                    found = twin is HalfReusedMask or self._distinguish(case, rank, twin)
-                    assert found, f"{case}: rank {rank} does not notice a {name}"
+                    seen = twin is HalfReusedMask or self._distinguish(case, rank, twin)
+                    assert seen, f"{case}: rank {rank} does not notice a {name}"
                     tried += 1
         assert bool(tried) == self.masks
 

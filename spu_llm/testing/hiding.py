@@ -131,9 +131,9 @@ class Replay:
 
     def fresh(self) -> list[_Fresh]:
         """Return this party's fresh words, each once."""
-        found = [_Fresh(words, 64) for words in self._own if words.size]
-        found += [array for draw in self.draws for array in self.fresh_of(draw)]
-        once = {id(array.words): array for array in found}
+        fresh = [_Fresh(words, 64) for words in self._own if words.size]
+        fresh += [array for draw in self.draws for array in self.fresh_of(draw)]
+        once = {id(array.words): array for array in fresh}
         return [self.reaching(array) for array in once.values()]
 
     def fresh_of(self, draw: _Draw) -> list[_Fresh]:
@@ -317,7 +317,7 @@ def uncaught(op: ProtocolOp, case: Case, rank: int, repeats: bool) -> tuple[int,
     replay = Replay(op, case, rank)
     if not replay.total:
         return 0, []
-    tried, found = 0, []
+    tried, missed = 0, []
     for i, draw in enumerate(replay.draws):
         if not replay.fresh_of(draw):
             continue
@@ -328,5 +328,5 @@ def uncaught(op: ProtocolOp, case: Case, rank: int, repeats: bool) -> tuple[int,
             if broken is not None:
                 tried += 1
                 if not unhidden(broken):
-                    found.append(f"{how} masks of {draw.correlation.name!r}, draw {i}")
-    return tried, found
+                    missed.append(f"{how} masks of {draw.correlation.name!r}, draw {i}")
+    return tried, missed

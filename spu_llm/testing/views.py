@@ -82,10 +82,10 @@ def distinguish(
         secrets = hidden(outcome.inputs[rank], outcome.inputs[1 - rank], case)
         shown = fresh or not uniform
         columns.append(columns_of(outcome, rank, view, outputs=shown, hidden=secrets))
-    found = relations(columns[0]) if uniform else []
-    if found and twin is not None:
-        return found
-    return found + differences(*columns, first_only=twin is not None)
+    differing = relations(columns[0]) if uniform else []
+    if differing and twin is not None:
+        return differing
+    return differing + differences(*columns, first_only=twin is not None)
 
 
 def _drawn(outcome: Outcome, rank: int, fresh: bool) -> View:
@@ -134,14 +134,14 @@ def relations(columns: dict[str, Column]) -> list[str]:
             continue
         for plane in column.planes() if len(known) < ROWS // 2 else ():
             insert(known, plane)
-    found: list[str] = []
+    dependent: list[str] = []
     at_once = ROWS - 64 - len(known)
     for read in free.values():
         for start in range(0, len(read), at_once):
             basis = dict(known)
             some = read[start : start + at_once]
-            found += [f"relation of {name}" for name, bits in some if not insert(basis, bits)]
-    return found
+            dependent += [f"relation of {name}" for name, bits in some if not insert(basis, bits)]
+    return dependent
 
 
 def differences(
@@ -159,7 +159,7 @@ def differences(
     a, b = ({n: c.words for n, c in columns.items()} for columns in (a_columns, b_columns))
     features = _features(list(a))
     limit = FALSE_ALARM / (3 * max(1, len(features)))
-    found = []
+    differing = []
     for name, feature in features:
         x, y = feature(a), feature(b)
         # Of three columns, single bits are looked at under xor and the rest under sums: time.
@@ -167,14 +167,14 @@ def differences(
         if few or "^" not in name:
             ends = zip(_ends(x), _ends(y), strict=True)
             if any(_chi_square_p(*pair) < limit for pair in ends):
-                found.append(f"bins of {name}")
+                differing.append(f"bins of {name}")
         if (few or "^" in name) and _bits_p(_ones(x), _ones(y), len(x)) < limit:
-            found.append(f"bits of {name}")
+            differing.append(f"bits of {name}")
         if few and _repeats_p(x, y) < limit:
-            found.append(f"repeats of {name}")
-        if found and first_only:
-            return found
-    return found + _pairs_of_bits(a_columns, b_columns)
+            differing.append(f"repeats of {name}")
+        if differing and first_only:
+            return differing
+    return differing + _pairs_of_bits(a_columns, b_columns)
 
 
 def _pairs_of_bits(a: dict[str, Column], b: dict[str, Column]) -> list[str]:
@@ -378,28 +378,28 @@ def _message_rows(data: np.ndarray) -> list[list[Column]]:
     words.
     """
     raw = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
-    found: list[list[Column]] = []
+    readings: list[list[Column]] = []
     if not raw.size:
-        return found
+        return readings
     if raw.size % ROWS == 0:
-        found += _rows_of_bytes(raw)
+        readings += _rows_of_bytes(raw)
     every = range(1, _MAX_VALUES + 1)
     plane = {values: -(-values * ROWS // 8) for values in every}
     for values in every:
         if raw.size == plane[values]:
             bits = np.unpackbits(raw, count=values * ROWS, bitorder="little")
-            found.append(_bit_columns(np.ascontiguousarray(bits.reshape(ROWS, values).T)))
+            readings.append(_bit_columns(np.ascontiguousarray(bits.reshape(ROWS, values).T)))
     for values in every:
         rest = raw.size - plane[values]
         if rest > 0 and rest % (values * ROWS) == 0 and rest <= 8 * values * ROWS:
             single = _of_planes(raw[None, : plane[values]], values)
-            found += [[*single, *reading] for reading in _rows_of_bytes(raw[plane[values] :])]
+            readings += [[*single, *reading] for reading in _rows_of_bytes(raw[plane[values] :])]
     planes = next((v for v in every if raw.size % plane[v] == 0 and raw.size > plane[1]), None)
     if planes is not None:
-        found.append(_of_planes(raw.reshape(-1, plane[planes]), planes))
-    if not found:
+        readings.append(_of_planes(raw.reshape(-1, plane[planes]), planes))
+    if not readings:
         raise AssertionError(f"a message of {raw.size} bytes cannot be read row by row")
-    return found
+    return readings
 
 
 def _rows_of_bytes(raw: np.ndarray) -> list[list[Column]]:
@@ -407,8 +407,8 @@ def _rows_of_bytes(raw: np.ndarray) -> list[list[Column]]:
     size = rows.shape[1]
     if size % 8 == 0:
         words = raw.view(np.uint64) if raw.ctypes.data % 8 == 0 else raw.copy().view(np.uint64)
-        found = [_word_columns(words.reshape(ROWS, -1))]
-        return found if size == 8 else [*found, _word_columns(words.reshape(-1, ROWS).T)]
+        readings = [_word_columns(words.reshape(ROWS, -1))]
+        return readings if size == 8 else [*readings, _word_columns(words.reshape(-1, ROWS).T)]
     columns = []
     for start in range(0, size, 8):
         part = rows[:, start : start + 8]
@@ -430,9 +430,9 @@ def _features(names: list[str]) -> list[tuple[str, Feature]]:
     triples in which one has come from the peer. Pairs and triples with most of what the test knows
     besides the view come first.
     """
-    found: list[tuple[str, Feature]] = []
+    features: list[tuple[str, Feature]] = []
     for n in names:
-        found += [
+        features += [
             (n, functools.partial(_sum, names=(n,), signs=(1,))),
             (f"{n}, row to row", functools.partial(_row_to_row, name=n)),
             (f"{n}, half to half", functools.partial(_halves, names=(n,))),
@@ -448,7 +448,7 @@ def _features(names: list[str]) -> list[tuple[str, Feature]]:
 
     for two in sorted(itertools.combinations(names, 2), key=known)[:MAX_PAIRS]:
         pair = " & ".join(two)
-        found += [
+        features += [
             (f"{pair} (+)", functools.partial(_sum, names=two, signs=(1, 1))),
             (f"{pair} (-)", functools.partial(_sum, names=two, signs=(1, -1))),
             (f"{pair} (^)", functools.partial(_xor, names=two)),
@@ -462,9 +462,11 @@ def _features(names: list[str]) -> list[tuple[str, Feature]]:
         triple = " & ".join(three)
         for signs in itertools.product((1,), (1, -1), (1, -1)):
             label = " ".join("+-"[s < 0] for s in signs[1:])
-            found.append((f"{triple} ({label})", functools.partial(_sum, names=three, signs=signs)))
-        found.append((f"{triple} (^ ^)", functools.partial(_xor, names=three)))
-    return found
+            features.append(
+                (f"{triple} ({label})", functools.partial(_sum, names=three, signs=signs))
+            )
+        features.append((f"{triple} (^ ^)", functools.partial(_xor, names=three)))
+    return features
 
 
 def _sum(columns: dict[str, np.ndarray], names: Sequence[str], signs: Sequence[int]) -> np.ndarray:

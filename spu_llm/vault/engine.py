@@ -101,7 +101,7 @@ def serve(
             look=lambda: (
                 None
                 if renewal is None
-                else renewal.look(lambda found: entrance.renew(found.identity))
+                else renewal.look(lambda renewed: entrance.renew(renewed.identity))
             ),
         )
 
@@ -280,12 +280,12 @@ class _Vaults:
             session.tried(functools.partial(session.messages.send, rows))
 
     def answer(self, layer: int) -> Partial:
-        found = [self._answer(session) for session in self._sessions]
-        return Partial(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+        answers = [self._answer(session) for session in self._sessions]
+        return Partial(*(np.concatenate(parts) for parts in zip(*answers, strict=True)))
 
     def _answer(self, session: _Session) -> Partial:
         """Return the answers of a session's vault; of a session that has failed, no rows at all."""
         out = len(session.lanes), *self._shape[1:]
         shapes = out, out[:-1], out[:-1]
-        found = session.tried(functools.partial(session.messages.take, *shapes))
-        return Partial(*(found or (np.zeros(shape, np.float32) for shape in shapes)))
+        arrays = session.tried(functools.partial(session.messages.take, *shapes))
+        return Partial(*(arrays or (np.zeros(shape, np.float32) for shape in shapes)))

@@ -64,9 +64,9 @@ def keep(
         closing(Entrance(listener, options.listen.identity, Strangers(say).refused)) as entrance,
     ):
 
-        def renew(found: VaultOptions) -> None:
-            entrance.renew(found.listen.identity)
-            requests.engine = found.engine
+        def renew(renewed: VaultOptions) -> None:
+            entrance.renew(renewed.listen.identity)
+            requests.engine = renewed.engine
 
         on_port(listener.getsockname()[1])
         listening.listen(

@@ -82,13 +82,13 @@ def generate(
 
 
 def _of_lanes(message: dict[str, Any], lanes: int, vocab: int) -> tuple[list[int], list[int]]:
-    found, tokens = message.get("lanes"), message.get("tokens")
-    for numbers, below in ((found, lanes), (tokens, vocab)):
+    lanes_of, tokens = message.get("lanes"), message.get("tokens")
+    for numbers, below in ((lanes_of, lanes), (tokens, vocab)):
         if not isinstance(numbers, list) or not all(
             type(n) is int and 0 <= n < below for n in numbers
         ):
             raise WireError("the vault sent tokens that do not exist")
-    assert isinstance(found, list) and isinstance(tokens, list)
-    if len(found) != len(tokens):
+    assert isinstance(lanes_of, list) and isinstance(tokens, list)
+    if len(lanes_of) != len(tokens):
         raise WireError("the vault sent tokens of no lane")
-    return found, tokens
+    return lanes_of, tokens

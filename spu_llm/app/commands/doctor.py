@@ -63,12 +63,12 @@ def _run(options: argparse.Namespace) -> None:
     check_output(options.json)
     if (options.identity is None) != (options.trust is None):
         raise InputError("--identity and --trust go together")
-    found = []
+    findings = []
     for finding in examine(options):
-        found.append(finding)
+        findings.append(finding)
         show(f"{finding.level:<8} {finding.what}: {finding.said}")
-    write_json(options.json, {"findings": [asdict(finding) for finding in found]})
-    if wrong := [finding.what for finding in found if finding.level == FAILURE]:
+    write_json(options.json, {"findings": [asdict(finding) for finding in findings]})
+    if wrong := [finding.what for finding in findings if finding.level == FAILURE]:
         raise Unwell(f"not ready: {', '.join(wrong)}")
 
 
@@ -109,10 +109,10 @@ def _machine() -> Iterator[Finding]:
 
 
 def _python(version: tuple[int, ...], implementation: str, system: str) -> Finding:
-    found = f"{implementation} {'.'.join(map(str, version))} on {system}"
+    here = f"{implementation} {'.'.join(map(str, version))} on {system}"
     fits = implementation == "CPython" and version in ((3, 10), (3, 11)) and system == "linux"
     wanted = "" if fits else "; SPU comes for CPython 3.10 and 3.11 on Linux"
-    return Finding("python", OK if fits else FAILURE, found + wanted)
+    return Finding("python", OK if fits else FAILURE, here + wanted)
 
 
 def _processor(cpuinfo: str) -> Finding:
@@ -185,8 +185,8 @@ def _confined() -> Finding:
     )
     lacking = [
         name
-        for name, found in zip(("Landlock", "seccomp"), done.stdout.split(), strict=False)
-        if found != "True"
+        for name, works in zip(("Landlock", "seccomp"), done.stdout.split(), strict=False)
+        if works != "True"
     ]
     if done.returncode == 0 and not lacking:
         return Finding("confined", OK, "workers give up files, programs and calls of others")

@@ -205,12 +205,12 @@ def _generate(options: argparse.Namespace) -> None:
             options.max_new_tokens,
             options.reference_tokens,
         )
-        found = corpus.write_corpus(
+        written = corpus.write_corpus(
             options.out, wanted, model, prompts, references, progress.update
         )
     finally:
         progress.close()
-    tell(summary(found))
+    tell(summary(written))
     show(f"{options.out}, {corpus.statement_path(options.out)}")
 
 
@@ -236,12 +236,12 @@ def _account(options: argparse.Namespace) -> None:
     tokens = options.runs * options.max_new_tokens
     check_budget(1.0, options.delta)
     if options.clip:
-        found = [
+        several = [
             Parameters(options.batch, clip, options.temperature, tokens, None, options.adjacency)
             for clip in options.clip
         ]
     else:
-        found = [
+        several = [
             Parameters.for_budget(
                 epsilon,
                 options.delta,
@@ -261,7 +261,7 @@ def _account(options: argparse.Namespace) -> None:
             "clip": p.clip,
             "slack": 2 * p.clip / p.batch,
         }
-        for p in found
+        for p in several
     ]
     heads = ("epsilon", "loosely", "rho", "rho of a token", "C", "top-k+ adds within")
     names = ("epsilon", "epsilon_loose", "rho", "rho_token", "clip", "slack")

@@ -43,13 +43,13 @@ def _inspect(options: argparse.Namespace) -> None:
     if options.text is not None or options.chats is not None:
         texts, beginning = calibration_texts.texts_of(options, config.context)
         public = max(public, beginning)
-    found = list(sites(config, params, texts, public))
-    show_table(table(found))
+    reached = list(sites(config, params, texts, public))
+    show_table(table(reached))
     if config.public_rows:
         show(f"the first {config.public_rows} of a text's tokens must be public")
     if config.stream_shift:
         show(f"the residual stream is scaled by 2^-{config.stream_shift}")
     write_json(
         options.json,
-        {"model": config.asdict(), "sites": [asdict(s) | {"bytes": s.bytes} for s in found]},
+        {"model": config.asdict(), "sites": [asdict(s) | {"bytes": s.bytes} for s in reached]},
     )

@@ -34,14 +34,14 @@ def _list(options: argparse.Namespace) -> None:
     if not party_directories(directory):
         what = "holds no pool" if directory.is_dir() else "is not a directory"
         raise InputError(f"{directory} {what}; give the directory that --pool names")
-    found = stocks(directory)
-    show_table(stock_table(found))
+    of_peers = stocks(directory)
+    show_table(stock_table(of_peers))
     write_json(
         options.json,
         {
             "directory": str(directory),
-            "batches": sum(stock.batches for stock in found),
-            "disk_bytes": sum(stock.disk_bytes for stock in found),
-            "peers": [stock_json(stock) for stock in found],
+            "batches": sum(stock.batches for stock in of_peers),
+            "disk_bytes": sum(stock.disk_bytes for stock in of_peers),
+            "peers": [stock_json(stock) for stock in of_peers],
         },
     )

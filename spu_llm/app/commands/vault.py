@@ -143,12 +143,17 @@ def _serve(options: argparse.Namespace) -> None:
     from spu_llm.vault.engine import EngineOptions, serve
     from spu_llm.vault.told import MAX_LANES
 
-    def make(found: argparse.Namespace) -> EngineOptions:
-        if not 1 <= found.lanes <= MAX_LANES:
-            raise InputError(f"--lanes must be 1 to {MAX_LANES}, found {found.lanes}")
-        place = _place(found, found.listen, "--listen", found.trust)
+    def make(renewed: argparse.Namespace) -> EngineOptions:
+        if not 1 <= renewed.lanes <= MAX_LANES:
+            raise InputError(f"--lanes must be 1 to {MAX_LANES}, found {renewed.lanes}")
+        place = _place(renewed, renewed.listen, "--listen", renewed.trust)
         return EngineOptions(
-            found.model, place.host, place.port, found.lanes, place.identity, found.exit_with_parent
+            renewed.model,
+            place.host,
+            place.port,
+            renewed.lanes,
+            place.identity,
+            renewed.exit_with_parent,
         )
 
     served, renewal = reloading.loaded(options, make, lambda made: {"trust": made.identity})
@@ -158,10 +163,10 @@ def _serve(options: argparse.Namespace) -> None:
 def _open(options: argparse.Namespace) -> None:
     from spu_llm.vault.keeper import VaultOptions, keep
 
-    def make(found: argparse.Namespace) -> VaultOptions:
-        engine = _place(found, found.server, "--server", found.trust)
-        user = _place(found, found.listen, "--listen", found.trust_user)
-        return VaultOptions(engine, user, found.exit_with_parent)
+    def make(renewed: argparse.Namespace) -> VaultOptions:
+        engine = _place(renewed, renewed.server, "--server", renewed.trust)
+        user = _place(renewed, renewed.listen, "--listen", renewed.trust_user)
+        return VaultOptions(engine, user, renewed.exit_with_parent)
 
     opened, renewal = reloading.loaded(
         options,

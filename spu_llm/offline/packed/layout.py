@@ -128,9 +128,9 @@ class Layout:
         parts = parts[:, :, :, ::-1].transpose(0, 2, 4, 1, 3)
         spread = np.zeros((self.groups, self.blocks, self.m, self.stride), np.uint64)
         spread[..., : self.together * self.inner] = parts.reshape(*spread.shape[:3], -1)
-        found = np.zeros((self.groups, self.blocks, N), np.uint64)
-        found[..., : self.m * self.stride] = spread.reshape(self.groups, self.blocks, -1)
-        return ring.lowered(found, self.inner - 1)
+        polynomials = np.zeros((self.groups, self.blocks, N), np.uint64)
+        polynomials[..., : self.m * self.stride] = spread.reshape(self.groups, self.blocks, -1)
+        return ring.lowered(polynomials, self.inner - 1)
 
     def encoded_left(self, x: np.ndarray) -> np.ndarray:
         """Return X_rb of x [units, n, k]: words [units, pairs, blocks, N]."""
@@ -140,9 +140,9 @@ class Layout:
         parts = parts.swapaxes(2, 3)
         spread = np.zeros((*parts.shape[:4], self.stride * self.m), np.uint64)
         spread[..., : self.inner] = parts
-        found = np.zeros((*parts.shape[:3], N), np.uint64)
-        found[..., : self.rows * self.stride * self.m] = spread.reshape(*parts.shape[:3], -1)
-        return found
+        polynomials = np.zeros((*parts.shape[:3], N), np.uint64)
+        polynomials[..., : self.rows * self.stride * self.m] = spread.reshape(*parts.shape[:3], -1)
+        return polynomials
 
     def units_of(self, group: int) -> range:
         return range(group * self.together, min((group + 1) * self.together, self.units))
@@ -180,5 +180,7 @@ def columns_apart(units: int, n: int, k: int, m: int) -> list[tuple[slice, Layou
     return min(
         best,
         parts,
-        key=lambda found: sum(layout.ciphertext_bytes + layout.answer_bytes for _, layout in found),
+        key=lambda layouts: sum(
+            layout.ciphertext_bytes + layout.answer_bytes for _, layout in layouts
+        ),
     )

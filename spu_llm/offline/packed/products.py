@@ -122,7 +122,7 @@ class PackedProducts:
         self._busy = True
         encrypt = owners(correlation)
         x, y = correlation.matrices(*masks)
-        found = x @ y
+        product = x @ y
         parts = []
         for columns, layout in columns_apart(len(x), x.shape[1], x.shape[2], y.shape[2]):
             parts.append((columns, layout, self._made))
@@ -139,15 +139,15 @@ class PackedProducts:
                 theirs = self._received((layout.groups, layout.blocks, 2, N))
                 c0, share = self._answer(layout, x, theirs, first)
                 self._channel.send(c0.tobytes())
-                found[..., columns] += layout.decoded(share)
+                product[..., columns] += layout.decoded(share)
         # 6.
         if self.rank in encrypt:
             for columns, layout, _ in parts:
                 c0 = self._received((layout.answers, N))
                 share = np.uint64(0) - ring.word_times_small(c0, self._small)[:, :: layout.apart]
-                found[..., columns] += layout.decoded(share)
+                product[..., columns] += layout.decoded(share)
         self._busy = False
-        return [found]
+        return [product]
 
     # ---- the owner
 
@@ -179,19 +179,21 @@ class PackedProducts:
         """
         messages = layout.encoded_right(y)
         flat = messages.reshape(-1, N)
-        found = np.empty((len(flat), 2, N), np.uint64)
+        ciphertexts = np.empty((len(flat), 2, N), np.uint64)
         at = 64 - len(layout.switches)
 
         def encrypt(drawn: tuple[slice, np.ndarray]) -> None:
             rows, noise = drawn
             a = self._public("a", self.rank, first + rows.start, len(noise))
-            found[rows] = ring.plus_at(ring.times_small(a, self._small, noise), flat[rows], at)
+            ciphertexts[rows] = ring.plus_at(
+                ring.times_small(a, self._small, noise), flat[rows], at
+            )
 
         rows_and_noise = (
             (rows, rlwe.noise(self._own, flat[rows].shape)) for rows in _slices(len(flat))
         )
         for_each(self._jobs, encrypt, rows_and_noise)
-        return found.reshape(*messages.shape[:2], 2, N)
+        return ciphertexts.reshape(*messages.shape[:2], 2, N)
 
     # ---- the evaluator
 
@@ -240,7 +242,7 @@ class PackedProducts:
         [2, pairs, N] of polynomials [pairs, blocks, N] and transforms [2, blocks, limbs, N / 2].
         Sums over `at_once` blocks are rounded together.
         """
-        found = np.zeros((2, len(left), N), np.uint64)
+        sums = np.zeros((2, len(left), N), np.uint64)
         for i in range(0, len(left), _WORKED):
             factors = ring.limbs(left[i : i + _WORKED], LIMB, 64)
             for part in range(2):
@@ -248,8 +250,8 @@ class PackedProducts:
                 for block in range(0, left.shape[1], at_once):
                     some = slice(block, block + at_once)
                     whole += rlwe.whole(_products(factors[:, some], right[part, some]))
-                found[part, i : i + _WORKED] = ring.upper(whole)
-        return found
+                sums[part, i : i + _WORKED] = ring.upper(whole)
+        return sums
 
     def _pack(self, c: np.ndarray, strides: Sequence[int]) -> np.ndarray:
         """Pack the pairs of each answer into one (step 4): words [2, answers, N] of pairs
@@ -274,13 +276,13 @@ class PackedProducts:
     def _switch(self, c0: np.ndarray, d: int) -> np.ndarray:
         """Return a pair under s for c0 [rows, N] under s(X^(1 + 2N/d)): words [2, rows, N]."""
         factors, keys = ring.limbs(c0, LIMB, 64), self._switching[d]
-        found = np.empty((2, *c0.shape), np.uint64)
+        switched = np.empty((2, *c0.shape), np.uint64)
         for part in range(2):
             sums = factors[:, 0, None] * keys[part, 0]
             for limb in range(1, _WORD_LIMBS):
                 sums += factors[:, limb, None] * keys[part, limb]
-            found[part] = ring.switched(rlwe.whole(sums))
-        return found
+            switched[part] = ring.switched(rlwe.whole(sums))
+        return switched
 
     # ---- what both know
 

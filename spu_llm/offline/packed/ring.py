@@ -44,11 +44,11 @@ def limbs(x: np.ndarray, size: int, bits: int) -> np.ndarray:
     widths = [min(size, bits - size * i) for i in range(count)]
     half = sum(1 << size * i + w - 1 for i, w in enumerate(widths))
     moved = _plus(words, half)
-    found = np.empty((*words[0].shape[:-1], count, N), np.float64)
+    parts = np.empty((*words[0].shape[:-1], count, N), np.float64)
     for i, width in enumerate(widths):
         digit = _bits(moved, size * i, width).view(np.int64)
-        found[..., i, :] = digit - np.int64(1 << width - 1)
-    return transform(found)
+        parts[..., i, :] = digit - np.int64(1 << width - 1)
+    return transform(parts)
 
 
 def _plus(words: list[np.ndarray], constant: int) -> list[np.ndarray]:
@@ -60,10 +60,10 @@ def _plus(words: list[np.ndarray], constant: int) -> list[np.ndarray]:
 
 def _bits(words: list[np.ndarray], at: int, width: int) -> np.ndarray:
     index, shift = divmod(at, 64)
-    found = words[index] >> np.uint64(shift)
+    bits = words[index] >> np.uint64(shift)
     if shift + width > 64:
-        found = found | words[index + 1] << np.uint64(64 - shift)
-    return found & np.uint64((1 << width) - 1)
+        bits = bits | words[index + 1] << np.uint64(64 - shift)
+    return bits & np.uint64((1 << width) - 1)
 
 
 def wide(sums: np.ndarray) -> np.ndarray:
@@ -84,9 +84,9 @@ def upper(sums: np.ndarray) -> np.ndarray:
     int64 [..., 5, N].
     """
     carry = sums[..., 1, :] + (sums[..., 0, :] >> np.int64(LIMB)) + np.int64(1 << 19)
-    found = (carry >> np.int64(20)) + (sums[..., 2, :] << np.int64(2))
-    found += (sums[..., 3, :] << np.int64(24)) + (sums[..., 4, :] << np.int64(46))
-    return found.view(np.uint64)
+    rounded = (carry >> np.int64(20)) + (sums[..., 2, :] << np.int64(2))
+    rounded += (sums[..., 3, :] << np.int64(24)) + (sums[..., 4, :] << np.int64(46))
+    return rounded.view(np.uint64)
 
 
 def switched(sums: np.ndarray) -> np.ndarray:
@@ -94,9 +94,9 @@ def switched(sums: np.ndarray) -> np.ndarray:
     [..., 5, N].
     """
     low = (sums[..., 0, :] >> np.int64(8)) + (sums[..., 1, :] << np.int64(10)) + np.int64(1 << 17)
-    found = (low >> np.int64(18)) + (sums[..., 2, :] << np.int64(10))
-    found += (sums[..., 3, :] << np.int64(28)) + (sums[..., 4, :] << np.int64(46))
-    return found.view(np.uint64)
+    rounded = (low >> np.int64(18)) + (sums[..., 2, :] << np.int64(10))
+    rounded += (sums[..., 3, :] << np.int64(28)) + (sums[..., 4, :] << np.int64(46))
+    return rounded.view(np.uint64)
 
 
 def times_small(x: np.ndarray, small: np.ndarray, plus: np.ndarray) -> np.ndarray:
@@ -113,8 +113,10 @@ def word_times_small(x: np.ndarray, small: np.ndarray) -> np.ndarray:
     [..., 1, N / 2], of polynomials of coefficients in {-1, 0, 1}.
     """
     sums = whole(limbs(x, LIMB, 64) * small)
-    found = sums[..., 0, :] + (sums[..., 1, :] << np.int64(22)) + (sums[..., 2, :] << np.int64(44))
-    return found.view(np.uint64)
+    product = (
+        sums[..., 0, :] + (sums[..., 1, :] << np.int64(22)) + (sums[..., 2, :] << np.int64(44))
+    )
+    return product.view(np.uint64)
 
 
 def upper_times(x: np.ndarray, word: np.uint64) -> np.ndarray:
@@ -124,8 +126,8 @@ def upper_times(x: np.ndarray, word: np.uint64) -> np.ndarray:
     word_low, word_high = word & ones, word >> half
     mixed, other = low * word_high, high * word_low
     carry = (low * word_low >> half) + (mixed & ones) + (other & ones) + np.uint64(1 << 31)
-    found = x[..., 1, :] * word + high * word_high
-    return found + (mixed >> half) + (other >> half) + (carry >> half)
+    product = x[..., 1, :] * word + high * word_high
+    return product + (mixed >> half) + (other >> half) + (carry >> half)
 
 
 def plus_at(x: np.ndarray, message: np.ndarray, at: int) -> np.ndarray:

@@ -195,11 +195,11 @@ class SilentProducts:
             matrix = matrix_of(correlation)
             assert fixed is not None
             own = hints.Secrets(self._provider_key, matrix, fixed.digest)
-            found = store.load_own(self._directory, own.name, matrix.hint_bytes)
-            if found is None:
+            stored = store.load_own(self._directory, own.name, matrix.hint_bytes)
+            if stored is None:
                 made = hints.make(matrix, fixed, own, self._jobs)
-                found = store.save_own(self._directory, own.name, made)
-            offered.append((_Use(matrix, _NO_HINT, own, fixed), found))
+                stored = store.save_own(self._directory, own.name, made)
+            offered.append((_Use(matrix, _NO_HINT, own, fixed), stored))
         self._channel.send(b"".join(hint.digest for _, hint in offered))
         held = np.frombuffer(recv_exactly(self._channel, 8 * len(offered)), np.uint64).tolist()
         for start, (_, hint) in zip(held, offered, strict=True):
@@ -221,15 +221,15 @@ class SilentProducts:
             for i, matrix in enumerate(missing)
         ]
         with self._receiving(wanted) as keep:
-            found = [
+            columns = [
                 store.Received(
                     self._directory, sums[32 * i : 32 * i + 32], matrix.hint_bytes, keep=keep
                 )
                 for i, matrix in enumerate(missing)
             ]
-            self._channel.send(np.array([f.held for f in found], np.uint64).tobytes())
-            done = sum(f.held for f in found)
-            for matrix, received in zip(missing, found, strict=True):
+            self._channel.send(np.array([f.held for f in columns], np.uint64).tobytes())
+            done = sum(f.held for f in columns)
+            for matrix, received in zip(missing, columns, strict=True):
                 for at in range(received.held, received.size, _PIECE):
                     self._on_hint(done, total)
                     piece = recv_exactly(self._channel, min(_PIECE, received.size - at))

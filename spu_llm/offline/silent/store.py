@@ -59,12 +59,12 @@ def cache_directory() -> Path:
     """
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
-        found = Path(home).expanduser()
+        directory = Path(home).expanduser()
     except RuntimeError:
         raise InputError(
             "this user has no home directory to keep hints in; set XDG_CACHE_HOME or HOME"
         ) from None
-    return found.absolute() / "spu-llm"
+    return directory.absolute() / "spu-llm"
 
 
 def remove_older(root: Path) -> None:
@@ -131,9 +131,9 @@ def save_own(directory: Path | None, name: str, hint: np.ndarray) -> Own:
     path = directory / f"{name}.hint"
     with failures(path):
         create(path, digest, flat.data)
-    found = load_own(directory, name, flat.size)
-    assert found is not None
-    return found
+    stored = load_own(directory, name, flat.size)
+    assert stored is not None
+    return stored
 
 
 # ---- the client
@@ -185,16 +185,16 @@ class Received:
     def _from_part(self) -> np.ndarray:
         assert self._part is not None and self._path is not None
         try:
-            found = self._checked(self._part)
+            columns = self._checked(self._part)
         except PoolError:
             self._part.unlink(missing_ok=True)
             raise _dropped() from None
-        if found is None:  # somebody has removed it
+        if columns is None:  # somebody has removed it
             raise _dropped()
         with failures(self._part):
             _append(self._part, durable=True)
             os.replace(self._part, self._path)
-        return found
+        return columns
 
     def _checked(self, path: Path) -> np.ndarray | None:
         """Return contents that match, or raise PoolError; None when there is no such file."""

@@ -77,24 +77,24 @@ class Compact(Held):
         """Return keys and values of the public positions, which no fake stands before, or, as
         published, any.
         """
-        lanes, found = len(self._prompts), []
+        lanes, moved = len(self._prompts), []
         own, around, _ = self._parts[layer]
         where = np.searchsorted(self._around, self._public)
         for exact, shared in zip(own, around, strict=True):
             rows = np.repeat(shared[:, :, where], lanes, axis=0)
             rows[self._own] = exact[0, :, self._public].swapaxes(0, 1)
-            found.append(rows)
-        return found[0], found[1]
+            moved.append(rows)
+        return moved[0], moved[1]
 
     def reply(self, layer: int, lanes: Sequence[int], query: np.ndarray) -> Partial:
         own, around, fakes = self._parts[layer]
         shown = self._visible[self._own, 0, 0]
-        found = []
+        replies = []
         for lane, asked in zip(lanes, query[:, None], strict=True):
             if lane == self._own:
-                found.append(partial(asked, *own, shown))
+                replies.append(partial(asked, *own, shown))
                 continue
             at = [int(np.searchsorted(self._others, lane))]
             here = partial(asked, *around, shown[self._around])
-            found.append(merged(here, partial(asked, fakes[0][at], fakes[1][at])))
-        return Partial(*(np.concatenate(part) for part in zip(*found, strict=True)))
+            replies.append(merged(here, partial(asked, fakes[0][at], fakes[1][at])))
+        return Partial(*(np.concatenate(part) for part in zip(*replies, strict=True)))

@@ -106,9 +106,9 @@ class TooFewError(InputError):
     lambda_min.
     """
 
-    def __init__(self, found: int, fewest: int) -> None:
+    def __init__(self, count: int, fewest: int) -> None:
         super().__init__(
-            f"found {found} of the {fewest} fake prompts that must be (--min-fakes): what is "
+            f"found {count} of the {fewest} fake prompts that must be (--min-fakes): what is "
             "redacted stands out, and nothing was sent; redact more of the text, say it otherwise, "
             "or use 'spu-llm generate' (trying until it passes would give the prompt away)"
         )
@@ -170,15 +170,15 @@ def alike(public: Public, prompt: Prompt, prg: Prg, limits: Limits) -> np.ndarra
     rows = np.concatenate([before, beam.texts.tokens[:, first - len(own) :]], axis=1)
     inside_bin = 1 + np.flatnonzero(bins[1:] == bins[0])
     # 3. In a uniform order, until there are enough: a uniform draw among those that count.
-    found = [own]
+    texts = [own]
     for i in inside_bin[np.argsort(prg.uniform(inside_bin.shape), kind="stable")]:
-        if len(found) > limits.fakes:
+        if len(texts) > limits.fakes:
             break
         if typed(public.tokenizer, prompt, rows[i]) is not None:
-            found.append(rows[i])
-    if len(found) - 1 < limits.fewest:
-        raise TooFewError(len(found) - 1, limits.fewest)
-    return np.stack(found)
+            texts.append(rows[i])
+    if len(texts) - 1 < limits.fewest:
+        raise TooFewError(len(texts) - 1, limits.fewest)
+    return np.stack(texts)
 
 
 class _Beam(NamedTuple):
@@ -265,13 +265,13 @@ def typed(tokenizer: Tokenizer, prompt: Prompt, row: np.ndarray) -> list[str] | 
     secrets would have made the same of it: the tokens, and what in them is a target, repeated, or
     public.
     """
-    found = []
+    kinds = []
     for target, edges in zip(prompt.targets, prompt.edges, strict=True):
         text = secret_in(tokenizer, row[target.start : target.stop].tolist(), edges)
         if text is None:
             return None
-        found.append(text)
-    return found if sent_with(tokenizer, prompt, found) == row.tolist() else None
+        kinds.append(text)
+    return kinds if sent_with(tokenizer, prompt, kinds) == row.tolist() else None
 
 
 def sent_with(tokenizer: Tokenizer, prompt: Prompt, secrets: Sequence[str]) -> list[int] | None:
@@ -306,16 +306,16 @@ def _starts(public: Public, prompt: Prompt) -> dict[int, np.ndarray]:
     """Return what may begin a target whose first token holds text before it: bool [vocab] for each
     position where such a target begins.
     """
-    tokenizer, found = public.tokenizer, {}
+    tokenizer, starts = public.tokenizer, {}
     for target, (left, _) in zip(prompt.targets, prompt.edges, strict=True):
         if left:
-            found[target.start] = np.array(
+            starts[target.start] = np.array(
                 [
                     tokenizer.token_bytes([i]).startswith(left)
                     for i in range(public.scorer.vocab_size)
                 ]
             )
-    return found
+    return starts
 
 
 def log_probabilities(public: Public, prompt: Prompt, rows: np.ndarray) -> np.ndarray:

@@ -64,10 +64,10 @@ def as_printed(
         best = np.argsort(-joint, kind="stable")[: fakes + 1]
         texts = public.scorer.extended(texts, parents[best], tokens[best, None])
         assert texts.tokens.shape[1] == start + i + 1
-    found = texts.tokens[:, start:].tolist()
-    others = [i for i, fake in enumerate(found) if fake != own][:fakes]
+    columns = texts.tokens[:, start:].tolist()
+    others = [i for i, fake in enumerate(columns) if fake != own][:fakes]
     return PublishedFakes(
-        [found[i] for i in others], np.exp(texts.total[others]), _joint(public, before, own)
+        [columns[i] for i in others], np.exp(texts.total[others]), _joint(public, before, own)
     )
 
 
@@ -131,19 +131,19 @@ def among_fakes(
     is. TooFewError with fewer than `fewest` fakes, the alert of lambda_min.
     """
     prg = Prg.from_os()
-    found = rows(prompt, sampler(variant, public, prompt, eps, fakes, prg))
-    if len(found) - 1 < fewest:
-        raise TooFewError(len(found) - 1, fewest)
-    return shuffled(found, prg)
+    prompts = rows(prompt, sampler(variant, public, prompt, eps, fakes, prg))
+    if len(prompts) - 1 < fewest:
+        raise TooFewError(len(prompts) - 1, fewest)
+    return shuffled(prompts, prg)
 
 
 def rows(prompt: Prompt, sample: Sample) -> list[list[int]]:
     """Return the prompt's tokens, then those of fakes: number j of every target together, as many
     as the target with the fewest has.
     """
-    found = [sample(target).fakes for target in prompt.targets]
+    samples = [sample(target).fakes for target in prompt.targets]
     out = [list(prompt.tokens)]
-    for together in zip(*found, strict=False):
+    for together in zip(*samples, strict=False):
         row, end = [], 0
         for target, fake in zip(prompt.targets, together, strict=True):
             row += [*prompt.tokens[end : target.start], *fake]
@@ -159,11 +159,11 @@ def claimed_bound(eps: float, targets: int, fakes: int) -> float:
 
 def _probabilities(public: Public, before: list[int], own: list[int]) -> list[float]:
     """Compute rho of every step: of the target's next token, given what is before it."""
-    texts, found = public.scorer.begin(before), []
+    texts, logs = public.scorer.begin(before), []
     for token in own:
-        found.append(float(np.exp(texts.next[0, token].astype(np.float64))))
+        logs.append(float(np.exp(texts.next[0, token].astype(np.float64))))
         texts = public.scorer.extended(texts, np.zeros(1, int), np.array([[token]]))
-    return found
+    return logs
 
 
 def _joint(public: Public, before: list[int], own: list[int]) -> float:

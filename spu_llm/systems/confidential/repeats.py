@@ -27,7 +27,7 @@ class Repeats:
         self._later = {first: [i for i in later if firsts[i] == first] for first in firsts}
         self.inside = {position for i in later for position in targets[i]}
         self.starts = {targets[i].start: i for i in later}
-        self.ends = {targets[i].stop - 1: i for i, found in self._later.items() if found}
+        self.ends = {targets[i].stop - 1: i for i, places in self._later.items() if places}
         self._found: dict[tuple[int, str], list[int] | None] = {}
 
     def first_of(self, later: int) -> range:
@@ -89,7 +89,7 @@ class Repeats:
             whole = (token_bytes(start) + data + token_bytes(end)).decode()
         except UnicodeDecodeError:
             return None
-        found = self._tokenizer.encode(whole, goes_on=True)
+        encoded = self._tokenizer.encode(whole, goes_on=True)
         # Counted from the end: before a text there may stand a space of the tokenizer's.
-        inside = found[max(0, len(found) - len(end) - n) : len(found) - len(end)]
+        inside = encoded[max(0, len(encoded) - len(end) - n) : len(encoded) - len(end)]
         return inside if len(inside) == n and token_bytes(inside) == data else None

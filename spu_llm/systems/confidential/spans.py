@@ -54,12 +54,12 @@ class Prompt:
         """Return the positions of the public tokens before all others, whose keys and values depend
         on nothing else.
         """
-        found = []
+        positions = []
         for expected, position in enumerate(self.public):
             if position != expected:
                 break
-            found.append(position)
-        return found
+            positions.append(position)
+        return positions
 
     @property
     def hidden(self) -> list[int]:
@@ -88,9 +88,9 @@ def said(text: str) -> tuple[str, str, str]:
     """Split off a text's word, between the white space and punctuation before and after it; all of
     it where it is nothing else.
     """
-    found = re.fullmatch(r"(\W*)(.*?)(\W*)", text, re.DOTALL)
-    assert found is not None
-    before, word, after = found.groups()
+    match = re.fullmatch(r"(\W*)(.*?)(\W*)", text, re.DOTALL)
+    assert match is not None
+    before, word, after = match.groups()
     return (before, word, after) if word else ("", text, "")
 
 
@@ -155,9 +155,9 @@ def tagged(text: str, tagger: Tagger) -> Marked:
     marked = parse(text)
     if marked.text != text:
         raise InputError("the prompt has tags already; leave --redact out, or the tags")
-    found = sorted(span for span in tagger(text) if span.start < span.stop)
+    spans = sorted(span for span in tagger(text) if span.start < span.stop)
     apart: list[Span] = []
-    for span in found:
+    for span in spans:
         if apart and span.start < apart[-1].stop:  # two kinds of the same words
             apart[-1] = Span(apart[-1].start, max(span.stop, apart[-1].stop))
         else:

@@ -24,7 +24,7 @@ _PATTERNS = [
 
 def by_patterns(text: str) -> Sequence[Span]:
     """Find addresses, dates, numbers, and names after a title."""
-    return [Span(*found.span()) for pattern in _PATTERNS for found in pattern.finditer(text)]
+    return [Span(*match.span()) for pattern in _PATTERNS for match in pattern.finditer(text)]
 
 
 def by_presidio(text: str) -> Sequence[Span]:
@@ -37,8 +37,8 @@ def by_presidio(text: str) -> Sequence[Span]:
         raise InputError(
             "--redact presidio needs presidio-analyzer: pip install 'spu-llm[presidio]'"
         ) from None
-    found = AnalyzerEngine().analyze(text=text, language="en")
-    return [Span(result.start, result.end) for result in found]
+    results = AnalyzerEngine().analyze(text=text, language="en")
+    return [Span(result.start, result.end) for result in results]
 
 
 TAGGERS: dict[str, Tagger] = {"patterns": by_patterns, "presidio": by_presidio}

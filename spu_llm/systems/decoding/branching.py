@@ -31,7 +31,9 @@ class Branching(Protocol):
     def streams(self) -> list[Streams]:
         """Return the streams of every continuation of the next step."""
 
-    def choose(self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int) -> int:
+    def choose(
+        self, generated: Sequence[int], candidates: Sequence[Sequence[int]], limit: int
+    ) -> int:
         """Return which of the continuations `found`, as they came out, goes on the text `generated`
         so far, which has `limit` tokens at most.
         """
@@ -55,7 +57,9 @@ class Single:
     def streams(self) -> list[Streams]:
         return [self.own]
 
-    def choose(self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int) -> int:
+    def choose(
+        self, generated: Sequence[int], candidates: Sequence[Sequence[int]], limit: int
+    ) -> int:
         return 0
 
     def rehearse(self, drafts: int, limit: int) -> None:

@@ -184,20 +184,20 @@ class ClientSide:
         """Emit the accepted drafts of the continuation that goes on, and the token after; returns
         which rows of the step stay, bool [n].
         """
-        stay, found = [], []
+        stay, emitted = [], []
         for branch, outcome in zip(self._branches, outcomes, strict=True):
             k, token = self.verifier.resolve(
                 outcome, branch.drafts, branch.q, functools.partial(_uniform, branch.streams)
             )
             stay.append(k)
-            found.append([*branch.drafts[:k], token])
-        won = self._branching.choose(self.tokens, found, limit)
+            emitted.append([*branch.drafts[:k], token])
+        won = self._branching.choose(self.tokens, emitted, limit)
         kept = [
             np.arange(len(branch.drafts)) < (k if i == won else 0)
             for i, (branch, k) in enumerate(zip(self._branches, stay, strict=True))
         ]
         before = len(self.tokens)
-        self._emitted.add(found[won], limit)
+        self._emitted.add(emitted[won], limit)
         self._gained = len(self.tokens) - before
         if self.interrupted():
             self._emitted.interrupt()

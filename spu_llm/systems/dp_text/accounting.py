@@ -101,13 +101,15 @@ class ZcdpAccountant(PrivacyAccountant):  # type: ignore[misc]
 
     def get_epsilon(self, target_delta: float) -> float:
         """Return epsilon at this delta; infinite where the events' distances leave none of it."""
-        found, before = 0.0, -1.0
-        while found > before:  # upwards to the least epsilon that its own distance leaves room for
-            left = target_delta - _costs(self.delta, found)
+        epsilon, before = 0.0, -1.0
+        while (
+            epsilon > before
+        ):  # upwards to the least epsilon that its own distance leaves room for
+            left = target_delta - _costs(self.delta, epsilon)
             if not left > 0:
                 return math.inf
-            found, before = max(found, epsilon_of(self.rho, left)), found
-        return found
+            epsilon, before = max(epsilon, epsilon_of(self.rho, left)), epsilon
+        return epsilon
 
     def get_delta(self, target_epsilon: float) -> float:
         ideal = delta_of(self.rho, target_epsilon)
@@ -128,10 +130,10 @@ def spent_by(event: dp_event.DpEvent) -> Spent:
     """Return what an event spends; raises for one that is not known."""
     if isinstance(event, DisjointDpEvent):
         parts = [spent_by(part) for part in event.events]
-        return Spent(*(max(found) for found in zip(Spent(0.0), *parts, strict=True)))
+        return Spent(*(max(values) for values in zip(Spent(0.0), *parts, strict=True)))
     if isinstance(event, dp_event.ComposedDpEvent):
         parts = [spent_by(part) for part in event.events]
-        return Spent(*(math.fsum(found) for found in zip(Spent(0.0), *parts, strict=True)))
+        return Spent(*(math.fsum(values) for values in zip(Spent(0.0), *parts, strict=True)))
     if isinstance(event, dp_event.SelfComposedDpEvent) and event.count >= 0:
         one = spent_by(event.event)
         return Spent(event.count * one.rho, event.count * one.delta)

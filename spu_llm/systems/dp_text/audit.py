@@ -105,7 +105,7 @@ def _lower(
     """Return the lower bound on epsilon by the test `score >= threshold`. Both sides use the same
     two rates, each from both ends: a union over four events, hence level / 2.
     """
-    found = 0.0
+    bound = 0.0
     hits = int((with_canary >= threshold).sum()), int((without >= threshold).sum())
     sizes = len(with_canary), len(without)
     misses = sizes[1] - hits[1], sizes[0] - hits[0]
@@ -116,8 +116,8 @@ def _lower(
         low, _ = rate_bounds(more, of_more, level / 2)
         _, high = rate_bounds(less, of_less, level / 2)
         if low > delta:
-            found = max(found, math.log((low - delta) / high))
-    return found
+            bound = max(bound, math.log((low - delta) / high))
+    return bound
 
 
 class Attacker:
@@ -140,7 +140,7 @@ class Attacker:
     def score(self, text: Made) -> float:
         ends = sorted(self._prompts.tokenizer.eos_ids)
         drawn = [[token] for token in text.tokens] + ([ends] if text.ended else [])
-        found = 0.0
+        total = 0.0
         for number, outcome in enumerate(drawn):
             if not number:
                 public = self._public.begin([self._prompts.public])[0]
@@ -149,8 +149,8 @@ class Attacker:
                 last = text.tokens[number - 1]
                 public, private = self._public.step(last)[0], self._private.step(last)
             laws = [log_law(self._parameters, public, private, world) for world in self._worlds]
-            found += float(log_ratio(*(np.logaddexp.reduce(law[outcome]) for law in laws)))
-        return found
+            total += float(log_ratio(*(np.logaddexp.reduce(law[outcome]) for law in laws)))
+        return total
 
 
 def token_game(

@@ -48,10 +48,10 @@ class Candidates:
 
     def token(self, place: int) -> int:
         """Return the token at a place; WireError for a place without one."""
-        found = np.flatnonzero(self.at == place)
-        if len(found) != 1:
+        places = np.flatnonzero(self.at == place)
+        if len(places) != 1:
             raise WireError(f"place {place} won, at which no candidate stands")
-        return int(self.tokens[found[0]])
+        return int(self.tokens[places[0]])
 
 
 def _permutation(stream: Prg, n: int) -> np.ndarray:

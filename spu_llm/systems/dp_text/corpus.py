@@ -155,7 +155,7 @@ def write_corpus(
         settings = augpe_for(wanted)
         if wanted.texts < 1:
             raise InputError(f"--texts must be 1 or more, found {wanted.texts}")
-        found = statement(
+        promised = statement(
             name="augpe",
             event=settings.event,
             facts=asdict(settings),
@@ -165,8 +165,8 @@ def write_corpus(
             adjacency=wanted.adjacency,
             delta=wanted.delta,
         )
-        with ledger_file.opened(out, run, references, spends_of(found)) as file:
-            write_statement(out, found)
+        with ledger_file.opened(out, run, references, spends_of(promised)) as file:
+            write_statement(out, promised)
             if file.done < wanted.texts:
                 prg = file.begin(wanted.texts)
                 made, _ = augpe.corpus(
@@ -180,10 +180,10 @@ def write_corpus(
                     say,
                 )
                 file.add([_line(text, prompts) for text in made])
-        return found
+        return promised
     method = method_for(wanted)
     check_texts(wanted.texts, len(references), method.batch)
-    found = statement(
+    promised = statement(
         name=method.name,
         event=method.event,
         facts=method.facts,
@@ -200,22 +200,22 @@ def write_corpus(
         text = generator.text(parts[number], prg, lambda tokens: say_text(number, tokens))
         return _line(text, prompts)
 
-    with ledger_file.opened(out, run, references, spends_of(found)) as file:
-        write_statement(out, found)
+    with ledger_file.opened(out, run, references, spends_of(promised)) as file:
+        write_statement(out, promised)
         say_text(file.done, 0)
         ledger_file.write(file, wanted.texts, make)
-    return found
+    return promised
 
 
 def statement_path(out: Path) -> Path:
     return out.with_name(out.name + ".privacy.json")
 
 
-def write_statement(out: Path, found: dict[str, Any]) -> None:
+def write_statement(out: Path, promised: dict[str, Any]) -> None:
     """Write the statement beside the texts; InputError where that cannot be."""
     path = statement_path(out)
     try:
-        replace_whole(path, (json.dumps(found, indent=2) + "\n").encode())
+        replace_whole(path, (json.dumps(promised, indent=2) + "\n").encode())
         path.chmod(0o644)  # it goes with the texts
     except OSError as exc:
         raise InputError(f"--out: cannot write {path}: {exc.strerror}") from None

@@ -87,7 +87,7 @@ class Features:
 
     def of(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
         """Compute the points float32 [text, width] of token rows; zeros for an empty text."""
-        found = [np.zeros((0, self._config.width), np.float32)]
+        features = [np.zeros((0, self._config.width), np.float32)]
         for start in range(0, len(texts), self._lanes):
             some = [list(text[: self._room]) for text in texts[start : start + self._lanes]]
             rows = np.zeros((self._lanes, self._room), np.int32)
@@ -95,8 +95,8 @@ class Features:
                 row[: len(text)] = text
             lengths = np.zeros(self._lanes, np.int32)
             lengths[: len(some)] = [len(text) for text in some]
-            found.append(np.asarray(self._run(self._weights, rows, lengths))[: len(some)])
-        return np.concatenate(found)
+            features.append(np.asarray(self._run(self._weights, rows, lengths))[: len(some)])
+        return np.concatenate(features)
 
 
 def folded(config: ModelConfig, params: Params) -> Any:

@@ -198,8 +198,8 @@ def _state(
 
 def _digest(salt: bytes, references: Sequence[str]) -> str:
     """Return a salted digest of the references: a plain one would let guess them."""
-    found = hashlib.blake2b(key=salt, digest_size=32)
+    digest = hashlib.blake2b(key=salt, digest_size=32)
     for text in references:
         data = text.encode("utf-8", "surrogatepass")
-        found.update(len(data).to_bytes(8, "little") + data)
-    return found.hexdigest()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

@@ -115,5 +115,5 @@ def weights(public: np.ndarray, mean: np.ndarray, temperature: float) -> np.ndar
 
 def probabilities(public: np.ndarray, mean: np.ndarray, temperature: float) -> np.ndarray:
     """Compute the token's law over the candidates, float64 [m]: softmax(phibar / tau)."""
-    found = weights(public, mean, temperature)
-    return found / found.sum()
+    unscaled = weights(public, mean, temperature)
+    return unscaled / unscaled.sum()

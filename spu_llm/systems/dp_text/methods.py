@@ -67,8 +67,8 @@ def invisible_ink(parameters: Parameters, name: str = "invisibleink") -> Method:
 
     def begin(present: np.ndarray, prg: Prg) -> Next:
         def token(public: np.ndarray, private: np.ndarray) -> int:
-            candidates, found = token_weights(parameters, public, private, present)
-            return int(candidates[draw(found, prg)])
+            candidates, chances = token_weights(parameters, public, private, present)
+            return int(candidates[draw(chances, prg)])
 
         return token
 

@@ -77,20 +77,20 @@ class Parameters:
         clip = batch * temperature * (math.sqrt(8 * rho / max_new_tokens) - ROUNDING) / (2 * reach)
         if clip <= 0:
             raise InputError(f"epsilon {epsilon:g} is too little for {max_new_tokens} tokens")
-        found = Parameters(
+        parameters = Parameters(
             batch, min(clip, LARGEST), temperature, max_new_tokens, top_k, adjacency, centre
         )
-        while found.epsilon(delta) > epsilon:  # by a last bit
-            found = Parameters(
+        while parameters.epsilon(delta) > epsilon:  # by a last bit
+            parameters = Parameters(
                 batch,
-                found.clip * (1 - 2.0**-50),
+                parameters.clip * (1 - 2.0**-50),
                 temperature,
                 max_new_tokens,
                 top_k,
                 adjacency,
                 centre,
             )
-        return found
+        return parameters
 
     @property
     def sensitivity(self) -> float:
@@ -131,13 +131,14 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise InputError(f"delta must be above 0 and at most {MAX_DELTA:g}, found {delta:g}")
 
 
-def _check_temperature(found: float) -> None:
-    if not LEAST_TEMPERATURE <= found <= MAX_TEMPERATURE:
+def _check_temperature(temperature: float) -> None:
+    if not LEAST_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
         raise InputError(
-            f"the temperature must be {LEAST_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, found {found:g}"
+            f"the temperature must be {LEAST_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, found "
+            f"{temperature:g}"
         )
 
 
-def _check_size(name: str, found: Any, most: int) -> None:
-    if not 1 <= found <= most:
-        raise InputError(f"{name} must be 1 to {most}, found {found}")
+def _check_size(name: str, size: Any, most: int) -> None:
+    if not 1 <= size <= most:
+        raise InputError(f"{name} must be 1 to {most}, found {size}")

@@ -95,7 +95,7 @@ def read_references(path: Path) -> list[str]:
     """Return one reference for each line, a JSON object with its `text`; an empty text is null.
     InputError when the file cannot be used; the message shows nothing of what is in it.
     """
-    found = read_json_texts(path, "--references")
-    if not found:
+    references = read_json_texts(path, "--references")
+    if not references:
         raise InputError(f"{path}, of --references, is empty")
-    return found
+    return references

@@ -46,10 +46,10 @@ def below(bound: int, prg: Prg) -> int:
     bits = (bound - 1).bit_length()
     count = -(-bits // _WORD)
     while True:
-        found = int.from_bytes(prg.words((count,)).tobytes(), "little")
-        found >>= count * _WORD - bits
-        if found < bound:
-            return found
+        number = int.from_bytes(prg.words((count,)).tobytes(), "little")
+        number >>= count * _WORD - bits
+        if number < bound:
+            return number
 
 
 def laplace(scale: float, prg: Prg) -> float:
@@ -61,8 +61,8 @@ def laplace(scale: float, prg: Prg) -> float:
 def gaussian(shape: Sequence[int], prg: Prg) -> np.ndarray:
     """Draw standard normal numbers, float64 (Box and Muller)."""
     radius = np.sqrt(-2 * np.log(_open_uniform(tuple(shape), prg)))
-    found: np.ndarray = radius * np.cos(2 * np.pi * prg.uniform(tuple(shape)))
-    return found
+    normal: np.ndarray = radius * np.cos(2 * np.pi * prg.uniform(tuple(shape)))
+    return normal
 
 
 def _open_uniform(shape: tuple[int, ...], prg: Prg) -> np.ndarray:

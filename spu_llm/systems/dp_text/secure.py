@@ -110,14 +110,14 @@ class ProviderHalf:
         token at a time: the candidates' columns and biases of the head, phi_pub in units, and base.
         """
         logits = self.public.step(text[-1]) if text else self.public.begin([request.query])
-        self.offered = found = Candidates.of(logits[0], request, choice, self.order)
+        self.offered = candidates = Candidates.of(logits[0], request, choice, self.order)
         head = self.weights["head"]
         columns = np.zeros((request.places, np.shape(head["weight"])[0]), np.float32)
-        columns[found.at] = np.asarray(head["weight"]).T[found.tokens]
+        columns[candidates.at] = np.asarray(head["weight"]).T[candidates.tokens]
         bias = np.zeros(request.places, np.float32)
         if "bias" in head:
-            bias[found.at] = np.asarray(head["bias"])[found.tokens]
-        return columns, bias, found.public, found.base
+            bias[candidates.at] = np.asarray(head["bias"])[candidates.tokens]
+        return columns, bias, candidates.public, candidates.base
 
     def token(self, place: np.ndarray | None) -> np.ndarray:
         """Return the token at `place`, an int32 scalar. WireError for a place without a token."""

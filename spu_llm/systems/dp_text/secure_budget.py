@@ -69,7 +69,7 @@ def for_budget(
     """Return parameters with the largest clip norm, or nearly, whose text spends `epsilon` at
     `delta` at most.
     """
-    found = Parameters.for_budget(
+    within = Parameters.for_budget(
         epsilon,
         (1 - _OF_DELTA) * delta,
         batch=batch,
@@ -78,7 +78,7 @@ def for_budget(
         top_k=top_k,
     )
     for shrunk in (1.0, 1 - 1e-6, 1 - 1e-4, 1 - 1e-2):
-        clip = found.clip * shrunk
+        clip = within.clip * shrunk
         parameters = Parameters(batch, clip, temperature, max_new_tokens, top_k)
         choice = choice_of(parameters, ANY_SPREAD, noises)
         if epsilon_of_text(choice, places, max_new_tokens, delta) <= epsilon:

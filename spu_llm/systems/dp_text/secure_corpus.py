@@ -90,11 +90,11 @@ class SecureCorpusRequest:
         filled up in front, as if other texts had ended there. Empty lists for null references.
         """
         filler = self.prompts.begin[:1]
-        found = []
+        prompts = []
         for reference in references:
             prompt = self.prompts.private(reference)
-            found.append(filler * (self.prompts.room - len(prompt)) + prompt if reference else [])
-        return found + [[] for _ in range(self.own - len(references))]
+            prompts.append(filler * (self.prompts.room - len(prompt)) + prompt if reference else [])
+        return prompts + [[] for _ in range(self.own - len(references))]
 
 
 def write_corpus(
@@ -121,7 +121,7 @@ def write_corpus(
         "of_provider": asked.of_provider,
     }
     choice = asked.choice
-    found = statement(
+    promised = statement(
         name="invisibleink between two parties",
         guarantee=GUARANTEE,
         event=text_event(choice, asked.places, p.max_new_tokens, asked.delta),
@@ -131,10 +131,10 @@ def write_corpus(
         delta=asked.delta,
         texts=asked.texts,
     )
-    found["noise"] = asdict(choice.noise) | {"bound": choice.bound, "unit": "2^-18"}
+    promised["noise"] = asdict(choice.noise) | {"bound": choice.bound, "unit": "2^-18"}
     learned: dict[str, list[str]] = {}
-    with ledger_file.opened(out, run, references, spends_of(found)) as file:
-        write_statement(out, found)
+    with ledger_file.opened(out, run, references, spends_of(promised)) as file:
+        write_statement(out, promised)
         if file.done < file.begun:
             file.begin(0)
             file.add([_line(asked, [], lost=True)] * asked.of_session)
@@ -143,12 +143,12 @@ def write_corpus(
             made = make(file.done, parts[file.done : file.done + asked.of_session])
             learned = made["learned"]
             file.add([_line(asked, text) for text in made["texts"]])
-    return found, learned
+    return promised, learned
 
 
 def _line(asked: SecureCorpusRequest, tokens: Sequence[int], lost: bool = False) -> dict[str, Any]:
     eos = asked.prompts.tokenizer.eos_ids
     ended = bool(tokens) and tokens[-1] in eos
     kept = list(tokens[:-1] if ended else tokens)
-    found = {"text": asked.prompts.tokenizer.decode(kept), "tokens": kept, "ended": ended}
-    return found | ({"lost": True} if lost else {})
+    line = {"text": asked.prompts.tokenizer.decode(kept), "tokens": kept, "ended": ended}
+    return line | ({"lost": True} if lost else {})

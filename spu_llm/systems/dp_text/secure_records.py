@@ -44,13 +44,13 @@ class TextRequest:
 
     def check(self, config: ModelConfig) -> None:
         """Raise InputError when the request does not fit the model."""
-        for name, found, most in (
+        for name, value, most in (
             ("the batch", self.batch, MAX_BATCH),
             ("the number of texts", self.texts, MAX_TEXTS),
             ("the room for candidates", self.places, min(MAX_PLACES, config.vocab_size)),
         ):
-            if not 1 <= found <= most:
-                raise InputError(f"{name} must be 1 to {most} between two parties, found {found}")
+            if not 1 <= value <= most:
+                raise InputError(f"{name} must be 1 to {most} between two parties, found {value}")
         if not 1 <= self.top_k <= self.places:
             raise InputError(f"top-k must be 1 to {self.places}, found {self.top_k}")
         longest = max(self.room, len(self.query))

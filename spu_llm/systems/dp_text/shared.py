@@ -65,10 +65,10 @@ class OwnHalf:
 
     def offer(self, request: SharedRequest, choice: Choice) -> np.ndarray:
         """Return the token at each place, phi_pub, and scores, both in units: int32 [3, places]."""
-        found = Candidates.of(self._of_public, request, choice)
+        candidates = Candidates.of(self._of_public, request, choice)
         tokens = np.full(request.places, _EMPTY)
-        tokens[found.at] = found.tokens
-        return np.stack([tokens, found.public, found.base]).astype(np.int32)
+        tokens[candidates.at] = candidates.tokens
+        return np.stack([tokens, candidates.public, candidates.base]).astype(np.int32)
 
     def check(self, offered: np.ndarray, choice: Choice) -> None:
         """Raise WireError when these are not candidates of the model that is here."""

@@ -71,16 +71,16 @@ def statement(
     }
 
 
-def spends_of(found: dict[str, Any]) -> dict[str, Any]:
+def spends_of(promised: dict[str, Any]) -> dict[str, Any]:
     """Return what a statement says of a reference whose text was begun."""
-    return {name: found[name] for name in ("rho", "epsilon", "delta", "adjacency")}
+    return {name: promised[name] for name in ("rho", "epsilon", "delta", "adjacency")}
 
 
-def summary(found: dict[str, Any]) -> str:
+def summary(promised: dict[str, Any]) -> str:
     """Return a line of a statement, for people."""
-    if found["epsilon"] is None:
-        return f"{found['method']}: {found['guarantee']}"
+    if promised["epsilon"] is None:
+        return f"{promised['method']}: {promised['guarantee']}"
     return (
-        f"{found['method']}: epsilon {found['epsilon']:.4g} at delta {found['delta']:g} (rho "
-        f"{found['rho']:.4g}), {found['adjacency']}: {found['adjacency_means']}"
+        f"{promised['method']}: epsilon {promised['epsilon']:.4g} at delta {promised['delta']:g} "
+        f"(rho {promised['rho']:.4g}), {promised['adjacency']}: {promised['adjacency_means']}"
     )

@@ -32,10 +32,10 @@ def table_path(config: ModelConfig) -> tuple[str, ...]:
 
 def table_of(params: Params, config: ModelConfig) -> np.ndarray:
     """Return the token embedding float32 [vocab, width] of a model that is not folded."""
-    found: Any = params
+    leaf: Any = params
     for name in table_path(config):
-        found = found[name]
-    return np.asarray(found, np.float32)
+        leaf = leaf[name]
+    return np.asarray(leaf, np.float32)
 
 
 def client_ends(

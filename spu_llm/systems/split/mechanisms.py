@@ -92,27 +92,27 @@ def masses(
 
 def beta(values: np.ndarray, mechanism: str, budget: float, features: int) -> np.ndarray:
     """Compute beta of every token, float64 [V], for the two kinds of ARR."""
-    _, found = _weights_and_masses(values, mechanism, budget, features)
-    return np.log(found.keep)
+    _, totals = _weights_and_masses(values, mechanism, budget, features)
+    return np.log(totals.keep)
 
 
 def rows(values: np.ndarray, mechanism: str, budget: float, features: int) -> np.ndarray:
     """Compute P(k|t), float64 [V, V], row t, by brute force. Rows of `arr` are Eq. 2's and sum to
     less than one; `drawn_rows` are what is drawn.
     """
-    weights, found = _weights_and_masses(values, mechanism, budget, features)
-    total = found.keep + found.move
+    weights, totals = _weights_and_masses(values, mechanism, budget, features)
+    total = totals.keep + totals.move
     if mechanism == "arr":
-        total = found.keep + len(total) - 1
-    moving = weights / weights.sum(axis=1, keepdims=True) * found.move[:, None]
-    np.fill_diagonal(moving, found.keep)
+        total = totals.keep + len(total) - 1
+    moving = weights / weights.sum(axis=1, keepdims=True) * totals.move[:, None]
+    np.fill_diagonal(moving, totals.keep)
     return np.asarray(moving / total[:, None])
 
 
 def drawn_rows(values: np.ndarray, mechanism: str, budget: float, features: int) -> np.ndarray:
     """Compute P(k|t) as drawn, float64 [V, V]: `rows` divided by their sums."""
-    found = rows(values, mechanism, budget, features)
-    return np.asarray(found / found.sum(axis=1, keepdims=True))
+    chances = rows(values, mechanism, budget, features)
+    return np.asarray(chances / chances.sum(axis=1, keepdims=True))
 
 
 def _weights_and_masses(
@@ -126,8 +126,8 @@ def _weights_and_masses(
     np.fill_diagonal(weights, 0.0)
     farthest = apart.max(axis=1)
     np.fill_diagonal(apart, np.inf)
-    found = masses(mechanism, weights.sum(axis=1), apart.min(axis=1), farthest, budget, features)
-    return weights, found
+    totals = masses(mechanism, weights.sum(axis=1), apart.min(axis=1), farthest, budget, features)
+    return weights, totals
 
 
 # ---- worst ratios, of values: tokens of equal values are one output
@@ -136,21 +136,21 @@ def _weights_and_masses(
 def merged(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Add up P(k|t) [V, V] over tokens k of equal values: P(value|t), [V, distinct values]."""
     distinct, place = np.unique(np.asarray(values, np.float64), return_inverse=True)
-    found = np.zeros((len(rows), len(distinct)))
-    np.add.at(found.T, place, np.asarray(rows).T)
-    return found
+    sums = np.zeros((len(rows), len(distinct)))
+    np.add.at(sums.T, place, np.asarray(rows).T)
+    return sums
 
 
 def worst_ratio_within_row(rows: np.ndarray, values: np.ndarray) -> float:
     """Return max over t of max P(o|t) / min P(o|t): what theorem 1 is proved for."""
-    found = merged(rows, values)
-    return float((found.max(axis=1) / found.min(axis=1)).max())
+    chances = merged(rows, values)
+    return float((chances.max(axis=1) / chances.min(axis=1)).max())
 
 
 def worst_ratio_across(rows: np.ndarray, values: np.ndarray) -> float:
     """Return max over o of max P(o|t) / min P(o|t): what the definition asks for, <= e^eps_i."""
-    found = merged(rows, values)
-    return float((found.max(axis=0) / found.min(axis=0)).max())
+    chances = merged(rows, values)
+    return float((chances.max(axis=0) / chances.min(axis=0)).max())
 
 
 def worst_joint_ratio(of_features: list[np.ndarray], values: np.ndarray) -> float:
@@ -159,6 +159,6 @@ def worst_joint_ratio(of_features: list[np.ndarray], values: np.ndarray) -> floa
     """
     joint = np.ones((len(values), len(values)))
     for i, rows in enumerate(of_features):
-        found = merged(rows, values[:, i])
-        joint *= (found[:, None] / found[None]).max(axis=2)
+        chances = merged(rows, values[:, i])
+        joint *= (chances[:, None] / chances[None]).max(axis=2)
     return float(joint.max())

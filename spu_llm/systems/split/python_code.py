@@ -30,7 +30,7 @@ COMMON = frozenset([*keyword.kwlist, *keyword.softkwlist, *dir(builtins)]) | {"s
 
 def words(text: str) -> list[str]:
     """Return Python's tokens, strings whole, without comments, spaces, line ends; of any text."""
-    return [found[0] for found in _WORD.finditer(text) if found.lastgroup != "comment"]
+    return [match[0] for match in _WORD.finditer(text) if match.lastgroup != "comment"]
 
 
 def parsed(text: str) -> ast.Module | None:
@@ -45,7 +45,7 @@ def parsed(text: str) -> ast.Module | None:
 
 def names(text: str) -> set[str]:
     """Return all names in a text, strings and comments left out; of any text."""
-    return {found[0] for found in _WORD.finditer(text) if found.lastgroup == "name"}
+    return {match[0] for match in _WORD.finditer(text) if match.lastgroup == "name"}
 
 
 def defined(text: str) -> set[str]:
@@ -53,32 +53,32 @@ def defined(text: str) -> set[str]:
     too), functions and classes, without `COMMON` and names between double underscores.
     """
     tree = parsed(text)
-    found = _defined_in_words(text) if tree is None else _defined_in(tree)
+    names = _defined_in_words(text) if tree is None else _defined_in(tree)
     return {
         name
-        for name in found
+        for name in names
         if name not in COMMON and not (name.startswith("__") and name.endswith("__"))
     }
 
 
 def _defined_in(tree: ast.Module) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                found |= {*alias.name.split("."), alias.asname or ""}
-            found |= set((getattr(node, "module", None) or "").split("."))
+                names |= {*alias.name.split("."), alias.asname or ""}
+            names |= set((getattr(node, "module", None) or "").split("."))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.arg):
-            found.add(node.arg)
+            names.add(node.arg)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.add(node.attr)
+            names.add(node.attr)
         elif isinstance(node, ast.ExceptHandler) and node.name:
-            found.add(node.name)
-    return found - {"", "*"}
+            names.add(node.name)
+    return names - {"", "*"}
 
 
 def _defined_in_words(text: str) -> set[str]:
@@ -86,19 +86,19 @@ def _defined_in_words(text: str) -> set[str]:
     (so annotations and defaults too); what follows as, def and class; what stands between for and
     in, and before an assignment.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for line in _STRINGS_AND_COMMENTS.sub(" ", text).splitlines():
         tokens = words(line)
         kept = [w for w in tokens if re.fullmatch(_NAME, w)]
         if tokens and tokens[0] in _LISTS_OF_NAMES:
-            found |= set(kept)
+            names |= set(kept)
         for word, after in zip(tokens, tokens[1:], strict=False):
             if word in ("as", "def", "class") or after in _ASSIGNMENTS:
-                found |= {after} if word in ("as", "def", "class") else {word}
+                names |= {after} if word in ("as", "def", "class") else {word}
         if "for" in tokens:
             rest = tokens[tokens.index("for") + 1 :]
-            found |= set(rest[: rest.index("in")] if "in" in rest else rest[:1])
-    return {name for name in found if re.fullmatch(_NAME, name)}
+            names |= set(rest[: rest.index("in")] if "in" in rest else rest[:1])
+    return {name for name in names if re.fullmatch(_NAME, name)}
 
 
 _LISTS_OF_NAMES = ("import", "from", "def", "async", "class", "global", "nonlocal")
@@ -108,7 +108,7 @@ _ASSIGNMENTS = ("=", ":=", "+=", "-=", "*=", "/=", "//=", "%=", "**=", "&=", "|=
 
 def subtrees(tree: ast.Module) -> Counter[str]:
     """Count subtrees of two nodes or more, as kinds of nodes: names and constants do not count."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def shape(node: ast.AST) -> str:
         inner = [
@@ -119,11 +119,11 @@ def subtrees(tree: ast.Module) -> Counter[str]:
         if not inner:
             return type(node).__name__
         whole = f"{type(node).__name__}({','.join(inner)})"
-        found[whole] += 1
+        counts[whole] += 1
         return whole
 
     shape(tree)
-    return found
+    return counts
 
 
 def flows(tree: ast.Module) -> Counter[tuple[int, int]]:
@@ -147,7 +147,7 @@ def flows(tree: ast.Module) -> Counter[tuple[int, int]]:
             ]
         )
 
-    found: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
     for node in _in_order(tree):
         targets: list[int] = []
         sources: list[int] = []
@@ -166,15 +166,15 @@ def flows(tree: ast.Module) -> Counter[tuple[int, int]]:
             targets, sources = read(node.optional_vars), read(node.context_expr)
         elif isinstance(node, ast.Return | ast.Yield | ast.YieldFrom):
             targets, sources = [-1], read(node.value)
-        found.update((target, source) for target in targets for source in sources)
-    return found
+        counts.update((target, source) for target in targets for source in sources)
+    return counts
 
 
 def _in_order(node: ast.AST) -> list[ast.AST]:
     """Return the node and all in it, as they stand in the text."""
-    found, stack = [], [node]
+    nodes, stack = [], [node]
     while stack:
         node = stack.pop()
-        found.append(node)
+        nodes.append(node)
         stack += reversed(list(ast.iter_child_nodes(node)))
-    return found
+    return nodes

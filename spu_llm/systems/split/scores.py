@@ -89,17 +89,17 @@ def codebleu_like(guess: str, truth: str) -> float:
     """Score code from 0 to 100; what the score is, and what it is not: see above."""
     g, t = python_code.words(guess), python_code.words(truth)
     shares = [_bleu4(g, t, lambda _: 1.0), _bleu4(g, t, _weight)]
-    wanted, found = python_code.parsed(truth), python_code.parsed(guess) or ast.Module([], [])
+    wanted, guessed = python_code.parsed(truth), python_code.parsed(guess) or ast.Module([], [])
     if wanted is not None and t:
-        shares.append(_share(python_code.subtrees(found), python_code.subtrees(wanted)))
+        shares.append(_share(python_code.subtrees(guessed), python_code.subtrees(wanted)))
         if flows := python_code.flows(wanted):
-            shares.append(_share(python_code.flows(found), flows))
+            shares.append(_share(python_code.flows(guessed), flows))
     return 100 * sum(shares) / len(shares)
 
 
-def _share(found: Counter[T], wanted: Counter[T]) -> float:
+def _share(guessed: Counter[T], wanted: Counter[T]) -> float:
     """Return how much of `wanted` was found, 0 to 1."""
-    return (found & wanted).total() / wanted.total() if wanted else 0.0
+    return (guessed & wanted).total() / wanted.total() if wanted else 0.0
 
 
 def _weight(word: str) -> float:
@@ -187,8 +187,8 @@ class SuccessRate:
 
     @staticmethod
     def of(wins: Iterable[bool]) -> SuccessRate:
-        found = [bool(won) for won in wins]
-        return SuccessRate(sum(found), len(found))
+        outcomes = [bool(won) for won in wins]
+        return SuccessRate(sum(outcomes), len(outcomes))
 
     @property
     def rate(self) -> float:

@@ -121,7 +121,7 @@ def received(
 
         return session.private(CLIENT, rows_of, given.shape, given.dtype)
 
-    found = []
+    words = []
     for at, count in [(0, prompt), *((prompt + i, 1) for i in range(steps))]:
         given = up(at, count)
         phase = session.meter.in_phase("decode" if at else "prefill")
@@ -134,8 +134,8 @@ def received(
         if session.rank == PROVIDER:
             size = 8 * count * config.width
             assert len(noted.first) == size, "the first message is not of the first product"
-            found.append(np.frombuffer(noted.first, np.uint64).reshape(count, config.width))
-    return np.concatenate(found) if found else None
+            words.append(np.frombuffer(noted.first, np.uint64).reshape(count, config.width))
+    return np.concatenate(words) if words else None
 
 
 def as_rows(words: np.ndarray, frac_bits: int) -> np.ndarray:

@@ -31,10 +31,10 @@ def run(session: Any, job: Job[TuneRequest, TuneInputs], send: Send) -> dict[str
     boundary = job.request.boundary(job.model)
     if session.rank == CLIENT:
         with held(Path(job.client.secrets)):
-            found = _client(session, job, boundary, send)
+            result = _client(session, job, boundary, send)
     else:
-        found = _provider(session, job, boundary)
-    return {**found, "learned": session.ledger.learned()}
+        result = _provider(session, job, boundary)
+    return {**result, "learned": session.ledger.learned()}
 
 
 def _client(

@@ -77,12 +77,12 @@ class Settings:
     def check_same(self, asked: Settings) -> None:
         """Raise InputError where a command asks for something else than what was begun."""
         for name, begun in asdict(self).items():
-            found = getattr(asked, name)
-            if name != "id" and found != begun:
+            wanted = getattr(asked, name)
+            if name != "id" and wanted != begun:
                 what = {"ends": "another model", "texts": "other texts"}.get(name)
                 raise InputError(
                     "the tuning in --secrets was begun with "
-                    + (what or f"{name.replace('_', '-')} {begun}, not {found}")
+                    + (what or f"{name.replace('_', '-')} {begun}, not {wanted}")
                     + "; give the same as then, or another directory"
                 )
 
@@ -163,7 +163,7 @@ class ClientSecrets:
             key = tensors["key"].tobytes()
             codebook, permutation = tensors["codebook"], tensors["permutation"]
             optimiser = _leaves(tensors, "optimiser")
-            found = _tree(tensors, "front", front), _tree(tensors, "back", back)
+            trees = _tree(tensors, "front", front), _tree(tensors, "back", back)
         except (KeyError, InputError):
             raise damaged from None
         vocab = config.vocab_size
@@ -175,7 +175,7 @@ class ClientSecrets:
             or not np.array_equal(np.sort(permutation), np.arange(vocab))
         ):
             raise damaged
-        return ClientSecrets(settings, key, codebook, permutation, *found, optimiser, round_)
+        return ClientSecrets(settings, key, codebook, permutation, *trees, optimiser, round_)
 
 
 class Losses:
@@ -244,8 +244,8 @@ class Tunings:
         """Return the rounds that are kept, in order."""
         if not self.folder.exists():
             return []
-        found = (path.name.partition(".")[0] for path in self.folder.glob("*.safetensors"))
-        return sorted(int(name) for name in found if name.isdigit())
+        names = (path.name.partition(".")[0] for path in self.folder.glob("*.safetensors"))
+        return sorted(int(name) for name in names if name.isdigit())
 
     def check_free(self) -> None:
         """Raise InputError while another session uses this tuning."""
@@ -367,7 +367,7 @@ def _tree(tensors: dict[str, np.ndarray], prefix: str, like: Any) -> Any:
     """Return the tree with the places and shapes of `like`; KeyError when it is not all there."""
     paths, form = jax.tree_util.tree_flatten_with_path(like)
     leaves = [tensors[_name(prefix, path)] for path, _ in paths]
-    if any(found.shape != leaf.shape for found, (_, leaf) in zip(leaves, paths, strict=True)):
+    if any(tensor.shape != leaf.shape for tensor, (_, leaf) in zip(leaves, paths, strict=True)):
         raise KeyError(prefix)
     return jax.tree.unflatten(form, leaves)
 

@@ -17,8 +17,8 @@ def tokens_of(paths: Sequence[Path], tokenizer: Tokenizer) -> np.ndarray:
     text; of one that ends in .jsonl, each line is an object with "text". InputError for others.
     """
     end = min(tokenizer.eos_ids)
-    found = [[*tokenizer.encode(text), end] for path in paths for text in _texts(path) if text]
-    return np.array([token for text in found for token in text], np.int32)
+    rows = [[*tokenizer.encode(text), end] for path in paths for text in _texts(path) if text]
+    return np.array([token for text in rows for token in text], np.int32)
 
 
 def digest_of(tokens: np.ndarray) -> str:

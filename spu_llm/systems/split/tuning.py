@@ -229,8 +229,8 @@ class HostHalf:
 
     def blocks(self) -> list[Params]:
         """Return the middle's blocks, with LoRA in them."""
-        found: list[Params] = jax.device_get(adapted(self._blocks, self.lora))
-        return found
+        blocks: list[Params] = jax.device_get(adapted(self._blocks, self.lora))
+        return blocks
 
     def round(
         self, number: int, batch: int, length: int, on_seen: OnSeen = lambda *seen: None

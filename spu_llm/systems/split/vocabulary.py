@@ -74,9 +74,9 @@ class ColumnLaw:
         left, right = moving[goes_left], moving[~goes_left]
         taken[left] = _within(self.rising, left, prg)
         taken[right] = size - 1 - _within(self.falling, size - 1 - right, prg)
-        found = np.empty(size, np.int64)
-        found[self.order] = self.order[taken]
-        return found
+        drawn = np.empty(size, np.int64)
+        drawn[self.order] = self.order[taken]
+        return drawn
 
 
 def column_law(values: np.ndarray, mechanism: str, budget: float, features: int) -> ColumnLaw:
@@ -102,7 +102,7 @@ def column_law(values: np.ndarray, mechanism: str, budget: float, features: int)
     if budget > _LARGEST:
         raise _too_few(mechanism, size, budget)
     gaps = np.concatenate([[np.inf], np.diff(x), [np.inf]])
-    found = masses(
+    totals = masses(
         mechanism,
         to_left + to_right,
         np.minimum(gaps[:-1], gaps[1:]),
@@ -111,14 +111,14 @@ def column_law(values: np.ndarray, mechanism: str, budget: float, features: int)
         features,
     )
     # 2., 3.
-    keep, rarest = _threshold(found.keep, found.move)
+    keep, rarest = _threshold(totals.keep, totals.move)
     left, rarer = _threshold(to_left, to_right)
     # Off by a half each: a weight and a sum of weights, and either side of a threshold.
     least = min(float(np.ldexp(up[0], bits)), rarest, rarer)
     rounding = 2 * (4 / least + 2.0**-46)
     if rounding > ROUNDING * budget:
         raise _too_few(mechanism, size, budget)
-    return ColumnLaw(order, keep, left, rising, falling, float(found.spent.max()), rounding)
+    return ColumnLaw(order, keep, left, rising, falling, float(totals.spent.max()), rounding)
 
 
 class Codebook(NamedTuple):
@@ -140,7 +140,7 @@ def draw(table: np.ndarray, mechanism: str, epsilon: float, prg: Prg) -> Codeboo
     budget = epsilon / features
     if mechanism in SOUND:
         budget *= 1 - ROUNDING
-    found, kept, spent = np.empty_like(table), np.zeros(vocab, np.int64), 0.0
+    codebook, kept, spent = np.empty_like(table), np.zeros(vocab, np.int64), 0.0
     own = np.arange(vocab)
     for i in range(features):
         column = np.ascontiguousarray(table[:, i])
@@ -148,10 +148,10 @@ def draw(table: np.ndarray, mechanism: str, epsilon: float, prg: Prg) -> Codeboo
             raise ValueError(f"feature {i} of the token table has values that are not finite")
         law = column_law(column, mechanism, budget, features)
         taken = law.draw(prg)
-        found[:, i] = column[taken]
+        codebook[:, i] = column[taken]
         kept += taken == own
         spent += law.spent
-    return Codebook(found, kept, spent)
+    return Codebook(codebook, kept, spent)
 
 
 def draw_codebook(table: np.ndarray, mechanism: str, epsilon: float, prg: Prg) -> np.ndarray:
@@ -260,10 +260,10 @@ def uniform_below(bounds: np.ndarray, prg: Prg) -> np.ndarray:
     # Of the float64 next to a bound: 2^bits is above the bound, or equal to it.
     bits = np.frexp(bounds.astype(np.float64))[1]
     shift = (64 - bits).astype(np.uint64)
-    found = np.zeros(len(bounds), np.uint64)
+    numbers = np.zeros(len(bounds), np.uint64)
     open_ = np.arange(len(bounds))
     while len(open_):
         drawn = prg.words((len(open_),)) >> shift[open_]
-        found[open_] = drawn
+        numbers[open_] = drawn
         open_ = open_[drawn >= bounds[open_]]
-    return found
+    return numbers

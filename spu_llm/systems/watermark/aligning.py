@@ -112,7 +112,7 @@ def log_evidence(
     if not len(tokens):
         return np.zeros(len(streams))
     at_once = max(1, _CELLS // (shape.rows * min(_BLOCK, len(tokens))))
-    found = []
+    logs = []
     for first in range(0, len(streams), at_once):
         some = streams[first : first + at_once]
         walks = [_Walk(len(some), shape, law) for law in laws]
@@ -122,9 +122,9 @@ def log_evidence(
             for walk in walks:
                 for row in ratios:
                     walk.take(row)
-        found.append(special.logsumexp([walk.log for walk in walks], axis=0))
+        logs.append(special.logsumexp([walk.log for walk in walks], axis=0))
         progress(first + len(some), len(streams))
-    return np.concatenate(found) - math.log(len(laws))
+    return np.concatenate(logs) - math.log(len(laws))
 
 
 def drawn(stream: Prg, shape: Shape, tokens: Sequence[int], laws: Sequence[Law]) -> np.ndarray:
@@ -199,9 +199,9 @@ def moved(at: np.ndarray, shape: Shape, goes_on: float) -> np.ndarray:
     row that drew the last one.
     """
     once = following(at, shape, goes_on)
-    found = (1 - LOST - LEAP) * once + LOST * following(once, shape, goes_on)
-    found[:, 1:] += LEAP / shape.rows * np.cumsum(at, axis=1)[:, :-1]
-    return np.asarray(found)
+    mass = (1 - LOST - LEAP) * once + LOST * following(once, shape, goes_on)
+    mass[:, 1:] += LEAP / shape.rows * np.cumsum(at, axis=1)[:, :-1]
+    return np.asarray(mass)
 
 
 def following(at: np.ndarray, shape: Shape, goes_on: float) -> np.ndarray:
@@ -210,15 +210,15 @@ def following(at: np.ndarray, shape: Shape, goes_on: float) -> np.ndarray:
     the forward, or the first one of the forward after it. What comes after the last forward is
     lost.
     """
-    found = np.zeros_like(at)
+    mass = np.zeros_like(at)
     if shape.forwards == 1:
-        return found
+        return mass
     by_forward = len(at), shape.forwards - 1, shape.drafts + 1
-    old, new = at[:, 1:].reshape(by_forward), found[:, 1:].reshape(by_forward)
+    old, new = at[:, 1:].reshape(by_forward), mass[:, 1:].reshape(by_forward)
     new[..., 1:] = goes_on * old[..., :-1]
     new[:, 1:, 0] = (1 - goes_on) * old[:, :-1, :-1].sum(axis=-1) + old[:, :-1, -1]
     new[:, 0, 0] = at[:, 0]
-    return found
+    return mass
 
 
 # ---- all sessions
@@ -265,9 +265,9 @@ def detect(
         done += len(which)
     log_p = min(0.0, math.log(len(sessions)) - float(special.logsumexp(logs)))
     best = int(np.argmax(logs))
-    found = SessionEvidence(log_p, sessions[best], len(sessions), len(tokens))
+    evidence = SessionEvidence(log_p, sessions[best], len(sessions), len(tokens))
     if not references:
-        return found
+        return evidence
     others = log_evidence(
         [key.session(fresh_nonce()) for _ in range(references)],
         sessions[best].shape,

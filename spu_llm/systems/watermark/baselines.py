@@ -149,14 +149,14 @@ class Kuditipudi:
         place = (np.arange(self.length) + np.arange(count)[:, None]) % self.length
         gaps = self.gap * np.arange(count + 1)[:, None]
         best = np.broadcast_to(gaps, (count + 1, self.length))
-        found = np.zeros(count)
+        costs = np.zeros(count)
         for i in range(count):
             new = best + self.gap
             new[1:] = np.minimum(new[1:], best[:-1] + along[place, i])
             # A row that no token has: min over j' <= j of new[j'] + gap (j - j').
             best = np.minimum.accumulate(new - gaps) + gaps
-            found[i] = best[i + 1].min()
-        return found
+            costs[i] = best[i + 1].min()
+        return costs
 
     def p_value(self, tokens: Sequence[int], references: int, prg: Prg) -> float:
         """Return p against lists of other keys: (1 + how many align as well) / (1 + references)."""

@@ -63,9 +63,11 @@ class Candidates:
         names = [f"step {self._steps}, candidate {i}" for i in range(self.count)]
         return [Streams(*(stream.child(name) for stream in self.own)) for name in names]
 
-    def choose(self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int) -> int:
+    def choose(
+        self, generated: Sequence[int], candidates: Sequence[Sequence[int]], limit: int
+    ) -> int:
         room = limit - len(generated)
-        drawn = [self._drawn(tokens, room) for tokens in found]
+        drawn = [self._drawn(tokens, room) for tokens in candidates]
         winner, _, used = self.chooser.chosen(drawn, tuple(generated))
         self.on_used([packed(names) for names in used])
         return drawn.index(winner)

@@ -97,12 +97,12 @@ def detect(
         raise InputError(f"--alpha must be between 0 and 1, found {alpha}")
     if not all(0 < p <= 1 for p in told):
         raise InputError("a p-value that is joined must be above 0 and at most 1")
-    found = [
+    marks = [
         _of_key(marks_of(file, of.placed(text)), file, score, m, k, alpha, locate)
         for file, of in zip(keys, units, strict=True)
     ]
-    logs = [*(one.log_p for one in found), *map(math.log, told)]
-    return Verdict(logs[0] if len(logs) == 1 else combined(logs), found, alpha)
+    logs = [*(one.log_p for one in marks), *map(math.log, told)]
+    return Verdict(logs[0] if len(logs) == 1 else combined(logs), marks, alpha)
 
 
 def marks_of(file: KeyFile, placed: Sequence[Unit]) -> list[Marked]:
@@ -113,11 +113,11 @@ def marks_of(file: KeyFile, placed: Sequence[Unit]) -> list[Marked]:
         numbers: Iterable[tuple[bytes, float]] = scored(file.key, tokens, file.scheme.ngram)
     else:
         numbers = (file.key.seed(gram) for gram in grams(values, file.scheme.ngram))
-    found, seen = [], set()
+    marks, seen = [], set()
     for unit, (name, uniform) in zip(placed, numbers, strict=True):
-        found.append(Marked(unit.start, unit.end, None if name in seen else uniform))
+        marks.append(Marked(unit.start, unit.end, None if name in seen else uniform))
         seen.add(name)
-    return found
+    return marks
 
 
 def uniforms(marks: Sequence[Marked]) -> np.ndarray:
@@ -150,13 +150,13 @@ def windows(length: int) -> list[tuple[int, int]]:
     """Return (first, last) of all windows that are tested in a text of so many units: lengths that
     grow by a half, at places a quarter of their length apart, and the last of each at the end.
     """
-    found, size = [], min(SHORTEST, length)
+    places, size = [], min(SHORTEST, length)
     while 0 < size < length:
         step = max(1, size // 4)
         starts = [*range(0, length - size, step), length - size]
-        found += [(start, start + size) for start in starts]
+        places += [(start, start + size) for start in starts]
         size = max(size + 1, size * 3 // 2)
-    return [*found, (0, length)] if length else []
+    return [*places, (0, length)] if length else []
 
 
 def spans_of(marks: Sequence[Marked], alpha: float = ALPHA) -> tuple[list[Span], float]:

@@ -126,7 +126,7 @@ class Embedder:
         p = self.sampler.distribution(prefix)
         possible = np.flatnonzero(p)
         head = tuple(self.units.of(before))[max(0, len(before) - self.scheme.ngram + 1) :]
-        found = choose(
+        choice = choose(
             self.keys[0],
             [[(*head, token_unit(int(token)))] for token in possible],
             p[possible].tolist(),
@@ -134,11 +134,11 @@ class Embedder:
             self.prg,
             self.histories[0],
         )
-        self.histories[0].add(found.used)
-        token = int(possible[found.index])
+        self.histories[0].add(choice.used)
+        token = int(possible[choice.index])
         ended = token in self.sampler.ends
         drawn = Drawn(() if ended else (token,), ended)
-        return drawn, Chunk(len(possible), (found.seeds,))
+        return drawn, Chunk(len(possible), (choice.seeds,))
 
 
 def _cut_at(made: Made, stops: Stops, as_text: Callable[[Content], str] | None) -> bool:

@@ -51,10 +51,10 @@ class HttpSampler:
         """Return n candidates. PeerError when the endpoint does not give them."""
 
         def draw(count: int, tokens: int) -> list[Drawn]:
-            found: list[Drawn] = []
-            while len(found) < count:
-                found += self._drawn(prefix, count - len(found), tokens)
-            return found
+            drawn: list[Drawn] = []
+            while len(drawn) < count:
+                drawn += self._drawn(prefix, count - len(drawn), tokens)
+            return drawn
 
         return whole(draw, n, max_tokens, self._url)
 
@@ -83,15 +83,15 @@ class HttpSampler:
         }
         answer = self._poster.post(json.dumps(body).encode())
         if answer.status in (400, 422) and n > 1:
-            found = self._answered(prefix, 1, tokens)  # where it is refused, too, for its reason
+            drawn = self._answered(prefix, 1, tokens)  # where it is refused, too, for its reason
             self._most = 1
-            return found
+            return drawn
         if answer.status != 200:
             raise PeerError(f"{self._url} answered {answer.status}{_reason(answer)}")
-        found = read_completion(answer.body, n, self._url)
-        if len(found) < n:
-            self._most = len(found)
-        return found
+        drawn = read_completion(answer.body, n, self._url)
+        if len(drawn) < n:
+            self._most = len(drawn)
+        return drawn
 
 
 def read_completion(data: bytes, n: int, who: str) -> list[Drawn]:
@@ -109,8 +109,8 @@ def read_completion(data: bytes, n: int, who: str) -> list[Drawn]:
         raise PeerError(f"{who} broke off a text")
     if not 1 <= len(choices) <= n:
         raise PeerError(f"{who} was asked for {n} texts and answered {len(choices)}")
-    found = [Drawn(text, bool(why) and why not in _GOES_ON) for text, why in choices]
-    return check_texts(found, who)
+    drawn = [Drawn(text, bool(why) and why not in _GOES_ON) for text, why in choices]
+    return check_texts(drawn, who)
 
 
 def _authorization() -> dict[str, str]:
@@ -135,15 +135,15 @@ def _reason(answer: Answer) -> str:
     """
     text = answer.body.decode(errors="replace")
     try:
-        found = _told(json.loads(text))
+        reason = _told(json.loads(text))
     except (ValueError, RecursionError):
-        found = "" if text.lstrip().startswith("<") else _shown(text)  # a page, not a reason
-    if not found:
+        reason = "" if text.lstrip().startswith("<") else _shown(text)  # a page, not a reason
+    if not reason:
         try:
-            found = http.HTTPStatus(answer.status).phrase
+            reason = http.HTTPStatus(answer.status).phrase
         except ValueError:
             return ""
-    return f": {found}"
+    return f": {reason}"
 
 
 def _told(content: Any) -> str:

@@ -23,7 +23,7 @@ def drafts_of(config: ModelConfig, params: Params, tokens: Sequence[int]) -> np.
     one is none. params: not folded.
     """
     known = np.asarray(tokens, np.int32)
-    found = np.zeros(len(known), bool)
+    as_drafted = np.zeros(len(known), bool)
     likeliest = jax.jit(functools.partial(_likeliest, config))
     context = config.context
     for start in range(0, max(1, len(known) - context // 2), max(1, context // 2)):
@@ -32,10 +32,10 @@ def drafts_of(config: ModelConfig, params: Params, tokens: Sequence[int]) -> np.
         padded[: len(window)] = window
         after = np.asarray(likeliest(params, padded))
         first = 1 if start == 0 else context // 2
-        found[start + first : start + len(window)] = (
+        as_drafted[start + first : start + len(window)] = (
             after[first - 1 : len(window) - 1] == window[first:]
         )
-    return found
+    return as_drafted
 
 
 def _likeliest(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:

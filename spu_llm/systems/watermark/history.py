@@ -68,9 +68,9 @@ class History:
     @staticmethod
     def of(data: bytes) -> History:
         """Return a history in memory, with the packed names `data` used."""
-        found = History()
-        found.add(unpacked(data))
-        return found
+        history = History()
+        history.add(unpacked(data))
+        return history
 
     def _store(self, fresh: set[bytes]) -> None:
         pass

@@ -118,11 +118,11 @@ class ModelSampler:
         if self._spread:
             points = spread_points(self._prg, group)
         cumulative = np.cumsum(p, axis=1)
-        found = [
+        sequences = [
             np.searchsorted(row, point * row[-1], side="right")
             for row, point in zip(cumulative, points, strict=True)
         ]
-        return np.minimum(np.array(found), self.vocab - 1)
+        return np.minimum(np.array(sequences), self.vocab - 1)
 
     def _cut(self, row: list[int]) -> Drawn:
         for i, token in enumerate(row):

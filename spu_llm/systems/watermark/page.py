@@ -86,19 +86,19 @@ def _strength(mark: Marked) -> float:
 
 
 def _highlighted(text: str, units: Iterable[Shaded], parts: Sequence[tuple[int, int]]) -> str:
-    found, at = [], 0
+    pieces, at = [], 0
     opening = {first for first, _ in parts}
     closing = {last - 1 for _, last in parts}
     for number, unit in enumerate(units):
         start, end = max(unit.start, at), max(unit.end, at)
-        found.append(_escaped(text[at:start]))
+        pieces.append(_escaped(text[at:start]))
         if number in opening:
-            found.append("<u>")
-        found.append(_unit(text[start:end], unit.strength))
+            pieces.append("<u>")
+        pieces.append(_unit(text[start:end], unit.strength))
         if number in closing:
-            found.append("</u>")
+            pieces.append("</u>")
         at = end
-    return "".join([*found, _escaped(text[at:])])
+    return "".join([*pieces, _escaped(text[at:])])
 
 
 def _unit(text: str, strength: float) -> str:

@@ -46,40 +46,40 @@ class Plain(NamedTuple):
 
 def plain(text: str) -> Plain:
     """Return the form of a text; it is the same for its NFC, NFD, and with INVISIBLE put in."""
-    found = Plain(text, [(i, i + 1) for i in range(len(text))])
+    made = Plain(text, [(i, i + 1) for i in range(len(text))])
     # Accents that something invisible stood between are composed with it gone.
     for removed in (_INVISIBLE, _CONTEXTUAL):
-        found = _composed(_without(removed, found))
-    return found
+        made = _composed(_without(removed, made))
+    return made
 
 
-def _without(pattern: re.Pattern[str], found: Plain) -> Plain:
+def _without(pattern: re.Pattern[str], text: Plain) -> Plain:
     gone = [
         i
-        for match in pattern.finditer(found.text)
+        for match in pattern.finditer(text.text)
         if not match.groupdict().get("kept")
         for i in range(*match.span())
     ]
     if not gone:
-        return found
-    left = sorted(set(range(len(found.text))) - set(gone))
-    return Plain("".join(found.text[i] for i in left), [found.places[i] for i in left])
+        return text
+    left = sorted(set(range(len(text.text))) - set(gone))
+    return Plain("".join(text.text[i] for i in left), [text.places[i] for i in left])
 
 
-def _composed(found: Plain) -> Plain:
-    if unicodedata.is_normalized("NFC", found.text):
-        return found
+def _composed(typed: Plain) -> Plain:
+    if unicodedata.is_normalized("NFC", typed.text):
+        return typed
     parts, places = list[str](), list[tuple[int, int]]()
-    for start, end in _pieces(found.text):
-        piece = found.text[start:end]
+    for start, end in _pieces(typed.text):
+        piece = typed.text[start:end]
         composed = _nfc(piece)
         parts.append(composed)
         if composed == piece:
-            places += found.places[start:end]
+            places += typed.places[start:end]
         else:
-            places += [(found.places[start][0], found.places[end - 1][1])] * len(composed)
+            places += [(typed.places[start][0], typed.places[end - 1][1])] * len(composed)
     text = "".join(parts)
-    assert text == _nfc(found.text)
+    assert text == _nfc(typed.text)
     return Plain(text, places)
 
 

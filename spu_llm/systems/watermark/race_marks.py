@@ -95,12 +95,12 @@ def scored(key: Key, tokens: Sequence[int], ngram: int) -> list[tuple[bytes, flo
     text is marked; uniform otherwise. (A row of a larger vocabulary begins with the row of a
     smaller one.)
     """
-    found = []
+    numbers = []
     for i, token in enumerate(tokens):
         context = context_of(tokens[:i], ngram)
         gram = [token_unit(t) for t in (*context, token)]
-        found.append((key.seed(gram).name, float(uniforms(key, context, token + 1)[token])))
-    return found
+        numbers.append((key.seed(gram).name, float(uniforms(key, context, token + 1)[token])))
+    return numbers
 
 
 def race_text(

@@ -44,15 +44,15 @@ def read_answer(data: bytes, n: int, who: str) -> list[Drawn]:
     """Return the n texts in a program's line. PeerError unless it holds them."""
     told = parsed(data, who)
     try:
-        found = [Drawn(one["text"], one["ended"]) for one in told["sequences"]]
-        good = all(type(text) is str and type(ended) is bool for text, ended in found)
+        drawn = [Drawn(one["text"], one["ended"]) for one in told["sequences"]]
+        good = all(type(text) is str and type(ended) is bool for text, ended in drawn)
     except (KeyError, TypeError):
         good = False
     if not good:
         raise PeerError(f'{who} must answer {{"sequences": [{{"text": ..., "ended": ...}}, ...]}}')
-    if len(found) != n:
-        raise PeerError(f"{who} was asked for {n} sequences and answered {len(found)}")
-    return check_texts(found, who)
+    if len(drawn) != n:
+        raise PeerError(f"{who} was asked for {n} sequences and answered {len(drawn)}")
+    return check_texts(drawn, who)
 
 
 def parsed(data: bytes, who: str) -> Any:
@@ -63,14 +63,14 @@ def parsed(data: bytes, who: str) -> Any:
         raise PeerError(f"{who} answered with what is no JSON") from None
 
 
-def check_texts(found: list[Drawn], who: str) -> list[Drawn]:
+def check_texts(drawn: list[Drawn], who: str) -> list[Drawn]:
     """Return `found`. Raise PeerError where a text is no Unicode."""
     try:
-        for text, _ in found:
+        for text, _ in drawn:
             str(text).encode()
     except UnicodeEncodeError:
         raise PeerError(f"{who} answered with text that is no Unicode") from None
-    return found
+    return drawn
 
 
 def whole(
@@ -84,17 +84,17 @@ def whole(
     characters of several tokens come less often than the sampler writes them: a text has no way to
     say how half a character goes on.
     """
-    found = [Drawn("", False)] * n
+    drawn = [Drawn("", False)] * n
     for more in _MORE:
-        missing = [i for i, one in enumerate(found) if not (one.content or one.ended)]
+        missing = [i for i, one in enumerate(drawn) if not (one.content or one.ended)]
         if not missing:
-            return found
+            return drawn
         for i, one in zip(missing, draw(len(missing), max_tokens + more), strict=True):
             text = one.content
             assert isinstance(text, str)
-            found[i] = one if one.ended else Drawn(text.rstrip(_HALF), False)
-    if all(one.content or one.ended for one in found):
-        return found
+            drawn[i] = one if one.ended else Drawn(text.rstrip(_HALF), False)
+    if all(one.content or one.ended for one in drawn):
+        return drawn
     raise PeerError(
         f"{who} gave no whole character in {max_tokens + _MORE[-1]} tokens; give a larger --chunk"
     )

@@ -88,7 +88,7 @@ class Chooser:
         for depth in reversed(range(len(self.keys))):
             winners, seeds = [], {}
             for start in range(0, len(level), self.m):
-                winner, found = among(
+                winner, choice = among(
                     self.keys[depth],
                     level[start : start + self.m],
                     known,
@@ -96,9 +96,9 @@ class Chooser:
                     self.prg,
                     self.histories[depth],
                 )
-                used[depth] |= found.used
+                used[depth] |= choice.used
                 winners.append(winner)
-                seeds[winner] = (found.seeds, *marked[winner])
+                seeds[winner] = (choice.seeds, *marked[winner])
             level, marked = winners, seeds
         for history, names in zip(self.histories, used, strict=True):
             history.add(names)
@@ -133,11 +133,11 @@ def added(
     """Return the n-grams that each candidate adds to what was generated before; distinct candidates
     in their order.
     """
-    old, found = units.of(before), dict[Drawn, Grams]()
+    old, fresh = units.of(before), dict[Drawn, Grams]()
     for one in dict.fromkeys(candidates):
         whole = units.of(joined(before, one.content))
-        found[one] = grams(whole, ngram, common(old, whole))
-    return found
+        fresh[one] = grams(whole, ngram, common(old, whole))
+    return fresh
 
 
 def among(
@@ -152,8 +152,8 @@ def among(
     keys; equal ones are counted together. `known` has their n-grams, the rest is as in `choose`.
     """
     counts = Counter(candidates)
-    found = choose(key, [known[one] for one in counts], list(counts.values()), family, prg, used)
-    return list(counts)[found.index], found
+    choice = choose(key, [known[one] for one in counts], list(counts.values()), family, prg, used)
+    return list(counts)[choice.index], choice
 
 
 def choose(
@@ -194,13 +194,13 @@ def own(
                 having = owners.setdefault(name, [])
                 if not having or having[-1] != i:
                     having.append(i)
-    found: list[list[Seed]] = [[] for _ in seeds]
+    seeds_of: list[list[Seed]] = [[] for _ in seeds]
     for name, having in owners.items():
         owner = having[0]
         if len(having) > 1:
             owner = having[int(float(prg.uniform(())) * len(having))]
-        found[owner].append(Seed(name, numbers[name]))
-    return found
+        seeds_of[owner].append(Seed(name, numbers[name]))
+    return seeds_of
 
 
 def open_uniform(prg: Prg) -> np.ndarray:

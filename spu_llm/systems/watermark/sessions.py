@@ -90,11 +90,11 @@ class Session:
         """Return the session of a line. Raise ValueError for anything else than `line` gives."""
         nonce, began, *sizes = line.decode("ascii").split(" ")
         vocab, drafts, forwards = map(int, sizes)
-        found = Session(bytes.fromhex(nonce), began, Shape(vocab, drafts, forwards))
+        session = Session(bytes.fromhex(nonce), began, Shape(vocab, drafts, forwards))
         datetime.strptime(began, "%Y-%m-%dT%H:%M:%SZ")
-        if len(found.nonce) != NONCE_BYTES or found.line() != line:
+        if len(session.nonce) != NONCE_BYTES or session.line() != line:
             raise ValueError("another nonce")
-        return found
+        return session
 
 
 def fresh_nonce() -> bytes:
@@ -179,10 +179,10 @@ def _lines(data: bytes) -> tuple[list[bytes], int]:
 
 
 def _read(lines: Sequence[bytes], path: Path) -> list[Session]:
-    found = []
+    sessions = []
     for number, line in enumerate(lines, 2):
         try:
-            found.append(Session.of_line(line))
+            sessions.append(Session.of_line(line))
         except ValueError:
             raise InputError(f"{path} is damaged in line {number}; restore it") from None
-    return found
+    return sessions

@@ -49,12 +49,12 @@ class TokenUnits:
     def placed(self, text: str) -> list[Unit]:
         if self._tokenizer is None:
             raise ValueError("a text's tokens need a tokenizer")
-        found, at = [], 0
+        units, at = [], 0
         tokens = self._tokenizer.encode(text, goes_on=True)
         # Characters that end with each token: a character of several tokens is the last one's.
         for token in tokens:
             end = at + len(self._tokenizer.token_bytes([token]))
-            found.append((token, at, end))
+            units.append((token, at, end))
             at = end
         characters = _characters(text)
         return [
@@ -63,7 +63,7 @@ class TokenUnits:
                 characters[min(start, len(characters) - 1)],
                 characters[min(end, len(characters) - 1)],
             )
-            for token, start, end in found
+            for token, start, end in units
         ]
 
 
@@ -105,10 +105,10 @@ def _folded(word: str) -> str:
 
 def _characters(text: str) -> list[int]:
     """Return, for every byte of the text in UTF-8, and its end, the number of its character."""
-    found = []
+    places = []
     for i, character in enumerate(text):
-        found += [i] * len(character.encode("utf-8", "surrogatepass"))
-    return [*found, len(text)]
+        places += [i] * len(character.encode("utf-8", "surrogatepass"))
+    return [*places, len(text)]
 
 
 def joined(before: Content, after: Content) -> Content:

@@ -32,7 +32,7 @@ def by_likelihood(public: Public, owner: Scorer, sent: Sent) -> dict[str, int]:
     secrets before the text after them is read, and of that text. Where a bound is sound, none of
     them may pass it.
     """
-    found: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     of_models = {"the public model": public.scorer, "the owner's model": owner}
     ties = Prg.from_os()
     for name, scorer in of_models.items():
@@ -46,8 +46,8 @@ def by_likelihood(public: Public, owner: Scorer, sent: Sent) -> dict[str, int]:
             "the least likely text after it": before - logs,
         }
         for what, score in scores.items():
-            found[f"{what} by {name}"] = _largest(score, ties)
-    return found
+            ranks[f"{what} by {name}"] = _largest(score, ties)
+    return ranks
 
 
 def by_regeneration(public: Public, sent: Sent, eps: float, fakes: int) -> int:
@@ -117,17 +117,17 @@ def nearest(away: Sequence[float]) -> int:
     return _largest(-np.array(away), Prg.from_os())
 
 
-def best_of(found: Sequence[dict[str, int]], own: Sequence[int]) -> tuple[str, int, int]:
+def best_of(ranked: Sequence[dict[str, int]], own: Sequence[int]) -> tuple[str, int, int]:
     """Return the strategy with most successes on the first fifth of the tries, and its successes on
     the others, of how many: so that choosing among many is not counted as skill.
     """
-    some = len(found) // 5
+    some = len(ranked) // 5
 
     def hits(name: str, part: slice) -> int:
-        return sum(g[name] == right for g, right in zip(found[part], own[part], strict=True))
+        return sum(g[name] == right for g, right in zip(ranked[part], own[part], strict=True))
 
-    best = max(found[0], key=lambda name: hits(name, slice(some)))
-    return best, hits(best, slice(some, None)), len(found) - some
+    best = max(ranked[0], key=lambda name: hits(name, slice(some)))
+    return best, hits(best, slice(some, None)), len(ranked) - some
 
 
 def _logs(public: Public, scorer: Scorer, sent: Sent) -> tuple[np.ndarray, np.ndarray]:

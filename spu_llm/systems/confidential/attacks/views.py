@@ -100,8 +100,8 @@ def asked_of(shares: Sequence[Shares], groups: int) -> LayerQueries:
     sees itself, too.
     """
     rows = np.cumsum([part.rows for part in shares])
-    found = [part.decoded(groups) for part in shares]
-    queries, answers = zip(*found, strict=True)
+    decoded = [part.decoded(groups) for part in shares]
+    queries, answers = zip(*decoded, strict=True)
     return LayerQueries(
         np.stack(queries),
         Partial(*(np.stack(parts) for parts in zip(*answers, strict=True))),

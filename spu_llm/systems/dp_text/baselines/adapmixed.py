@@ -167,8 +167,8 @@ class _State:
         # Of numbers below zero the size counts, as in the odd powers of the authors' program.
         noisy = np.maximum(np.abs(noisy), _TINY)
         own = p_0[likeliest]
-        found = divergence(own / own.sum(), noisy / noisy.sum(), s.alpha)
-        return bool(found > s.threshold)
+        apart = divergence(own / own.sum(), noisy / noisy.sum(), s.alpha)
+        return bool(apart > s.threshold)
 
 
 def without(mixed: np.ndarray, public: np.ndarray, replace: bool) -> np.ndarray:
@@ -183,5 +183,5 @@ def without(mixed: np.ndarray, public: np.ndarray, replace: bool) -> np.ndarray:
 
 def _softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
     scores = sanitised(logits) / temperature
-    found = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(found / found.sum(axis=-1, keepdims=True))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))

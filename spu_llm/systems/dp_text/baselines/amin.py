@@ -179,5 +179,5 @@ def _weights(scores: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
-    found = _weights(scores, 1.0)
-    return np.asarray(found / found.sum())
+    weights = _weights(scores, 1.0)
+    return np.asarray(weights / weights.sum())

@@ -111,8 +111,8 @@ def corpus(
         sources = [prompts.private(tokenizer.decode(made.tokens)) for made in kept]
         repeated = [row for row in sources for _ in range(settings.variations)]
         pool = kept + again.texts(repeated, prg)
-        found = votes(features.of([prompts.begin + made.tokens for made in pool]), real, present)
-        noisy = found + settings.noise * gaussian(found.shape, prg)
+        counts = votes(features.of([prompts.begin + made.tokens for made in pool]), real, present)
+        noisy = counts + settings.noise * gaussian(counts.shape, prg)
         kept = [pool[i] for i in np.argsort(-noisy, kind="stable")[:wanted]]
     return kept, first.calls + again.calls
 
@@ -128,12 +128,12 @@ class _Writer:
         return self._lanes.calls
 
     def texts(self, rows: Sequence[list[int]], prg: Prg) -> list[Made]:
-        found: list[Made] = []
+        made: list[Made] = []
         for start in range(0, len(rows), _AT_ONCE):
             some = rows[start : start + _AT_ONCE]
             full = [*some, *[some[-1]] * (_AT_ONCE - len(some))]
-            found += self._some(full, prg)[: len(some)]
-        return found
+            made += self._some(full, prg)[: len(some)]
+        return made
 
     def _some(self, rows: Sequence[list[int]], prg: Prg) -> list[Made]:
         made: list[list[int]] = [[] for _ in rows]

@@ -45,14 +45,14 @@ def by_gradients(
     """
     assert view.gradients is not None and view.tuning_rows is not None
     back, config = public.parts[2], public.config
-    found = []
+    read = []
     returned = public.returned(view.tuning_rows)
     for y, gradient, guess in zip(returned, view.gradients, guesses, strict=True):
         # Of the last token's label (a) says nothing.
         first = SURE * jax.nn.one_hot(np.array([*guess[1:], NONE]), config.vocab_size)
         soft = np.asarray(_soft_labels(back, config, iterations, y, gradient, first))
-        found.append(soft.argmax(axis=1).tolist())
-    return found
+        read.append(soft.argmax(axis=1).tolist())
+    return read
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -66,8 +66,8 @@ def _soft_labels(
     def logits(y: Array) -> Array:
         return back_texts(back, config, y[None])[0]
 
-    found, pull = jax.vjp(logits, y)
-    chances, size = jax.nn.softmax(found), jnp.sqrt(jnp.mean(wanted**2)) + 1e-30
+    outputs, pull = jax.vjp(logits, y)
+    chances, size = jax.nn.softmax(outputs), jnp.sqrt(jnp.mean(wanted**2)) + 1e-30
 
     def loss(soft: Array) -> Array:
         (would,) = pull(chances - jax.nn.softmax(soft))
@@ -88,7 +88,7 @@ def by_embeddings(
     table = np.asarray(family.embeddings(public.weights)[0])
     lengths = np.linalg.norm(table, axis=1, keepdims=True)
     scale = float(np.sqrt(np.square(table).mean()))
-    found = []
+    read = []
     for rows, guess in zip(view.rows, guesses, strict=True):
         n = len(rows)
         at = jnp.arange(n)
@@ -98,8 +98,8 @@ def by_embeddings(
         first = (table[np.asarray(guess)] + places) / scale
         dummies = _dummies(front, config, iterations, scale, first, jnp.asarray(rows))
         own = scale * np.asarray(dummies) - places
-        found.append((own @ (table / (lengths + 1e-30)).T).argmax(axis=1).tolist())
-    return found
+        read.append((own @ (table / (lengths + 1e-30)).T).argmax(axis=1).tolist())
+    return read
 
 
 @partial(jax.jit, static_argnums=(1, 2))

@@ -26,8 +26,8 @@ WAYS = ("similarity", "position", "both")
 def groups(view: HostView, public: Public) -> list[list[int]]:
     """Return, for each row of each text, the number of its group, the largest group first."""
     rows = grouping.without_positions(public, view.rows)
-    found = grouping.groups_of(np.concatenate(rows), grouping.equal_share(public.texts))
-    return grouping.cut(found, rows)
+    numbers = grouping.groups_of(np.concatenate(rows), grouping.equal_share(public.texts))
+    return grouping.cut(numbers, rows)
 
 
 def nearest(view: HostView, public: Public) -> list[list[tuple[int, int]]]:
@@ -38,11 +38,11 @@ def nearest(view: HostView, public: Public) -> list[list[tuple[int, int]]]:
     every = np.concatenate(rows)
     text = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
     place = np.concatenate([np.arange(len(r)) for r in rows])
-    found = []
+    pairs = []
     for i, own in enumerate(rows):
         best = np.where(text == i, -np.inf, own @ every.T).argmax(axis=1)
-        found.append([(int(text[j]), int(place[j])) for j in best])
-    return found
+        pairs.append([(int(text[j]), int(place[j])) for j in best])
+    return pairs
 
 
 def by_frequency(grouped: Texts, public: Public, k: int = 1) -> list[list[int]]:
@@ -53,7 +53,7 @@ def by_frequency(grouped: Texts, public: Public, k: int = 1) -> list[list[int]]:
     ranked = [gram for gram, _ in _grams(public.texts, k).most_common(len(observed))]
     meaning = dict(zip(observed, ranked, strict=False))
     rank = {gram: i for i, gram in enumerate(meaning)}
-    found = []
+    guesses = []
     for text in grouped:
         guess, best = [NONE] * len(text), [len(rank)] * len(text)
         for at in range(len(text) - k + 1):
@@ -61,8 +61,8 @@ def by_frequency(grouped: Texts, public: Public, k: int = 1) -> list[list[int]]:
             for i, token in enumerate(meaning.get(gram, ())):
                 if rank[gram] < best[at + i]:
                     guess[at + i], best[at + i] = token, rank[gram]
-        found.append(guess)
-    return found
+        guesses.append(guess)
+    return guesses
 
 
 def _grams(texts: Texts, k: int) -> Counter[tuple[int, ...]]:
@@ -98,15 +98,15 @@ def _ranked(counts: Counter[int], rank: int) -> int:
 
 
 def _of_positions(view: HostView, public: Public, at: Sequence[Counter[int]]) -> list[list[int]]:
-    found = [[NONE] * len(rows) for rows in view.rows]
+    guesses = [[NONE] * len(rows) for rows in view.rows]
     for j, counts in enumerate(at):
         those = [i for i, rows in enumerate(view.rows) if len(rows) > j]
         total = sum(counts.values())
         share = sum(n * (n - 1) for n in counts.values()) / max(1, total * (total - 1))
         grouped = grouping.groups_of(np.array([view.rows[i][j] for i in those]), share)
         for i, group in zip(those, grouped, strict=True):
-            found[i][j] = _ranked(counts, int(group))
-    return found
+            guesses[i][j] = _ranked(counts, int(group))
+    return guesses
 
 
 def _of_groups(grouped: Texts, public: Public, at: Sequence[Counter[int]]) -> list[list[int]]:

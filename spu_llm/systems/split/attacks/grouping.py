@@ -47,8 +47,8 @@ def by_size(groups: np.ndarray) -> np.ndarray:
     order = np.argsort(-counts, kind="stable")
     number = np.empty(len(order), int)
     number[order] = np.arange(len(order))
-    found: np.ndarray = number[inverse.ravel()]
-    return found
+    numbers: np.ndarray = number[inverse.ravel()]
+    return numbers
 
 
 def _pairs(groups: np.ndarray) -> int:

@@ -35,15 +35,15 @@ def attack(view: HostView, public: Public) -> list[list[int]]:
     longest = max(len(rows) for rows in view.rows)
     search = _Search(public, longest)
     caches = [search.empty] * len(view.rows)
-    found: list[list[int]] = [[] for _ in view.rows]
+    guesses: list[list[int]] = [[] for _ in view.rows]
     for position in range(longest):
         alone = search.alone(position)
         for i, rows in enumerate(view.rows):
             if position < len(rows):
                 row = np.asarray(rows[position], np.float32)
                 token, caches[i] = search.nearest(position, row, alone, caches[i])
-                found[i].append(token)
-    return found
+                guesses[i].append(token)
+    return guesses
 
 
 class _Search:
@@ -78,8 +78,8 @@ class _Search:
         @jax.jit
         def best(tokens: Array, at: Array, row: Array, before: Block) -> tuple[Array, Array, Block]:
             """Return the token of [c] whose row is nearest, its distance, and the cache with it."""
-            found, caches = through(tokens, at, before, at)
-            away = jnp.linalg.norm(found - row, axis=-1)
+            reached, caches = through(tokens, at, before, at)
+            away = jnp.linalg.norm(reached - row, axis=-1)
             nearest = jnp.argmin(away)
 
             def written(old: Array, new: Array) -> Array:

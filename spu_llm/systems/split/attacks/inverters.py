@@ -149,9 +149,9 @@ def trained(
     for number, chosen in enumerate(_batches(known, steps, seed), 1):
         weights, state = step(weights, state, *batch(chosen))
         if number % EVERY == 0 or number == steps:
-            found = float(judge(weights, *held))
-            if found < best[0]:
-                best = found, number, weights
+            on_held = float(judge(weights, *held))
+            if on_held < best[0]:
+                best = on_held, number, weights
             elif number >= best[1] + 2 * EVERY:
                 break
     return Inverter(best[2], mean, scale, best[1])

@@ -23,8 +23,8 @@ def attack(view: HostView, public: Public) -> list[list[int]]:
     largest group first (step 1).
     """
     assert view.gradients is not None
-    found = grouping.groups_of(np.concatenate(view.gradients), grouping.equal_share(public.texts))
-    return grouping.cut(found, view.gradients)
+    numbers = grouping.groups_of(np.concatenate(view.gradients), grouping.equal_share(public.texts))
+    return grouping.cut(numbers, view.gradients)
 
 
 def matched(groups: list[list[int]], public: Public) -> list[list[int]]:

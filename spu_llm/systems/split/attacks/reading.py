@@ -37,14 +37,14 @@ def of_prompts(public: Public, prompts: Texts, count: int) -> list[list[int]]:
     config = public.config
     tokens = np.maximum(np.asarray(prompts, np.int32), 0)
     lanes, length = tokens.shape
-    cache, found = config.empty_cache(length + count, lanes), []
+    cache, written = config.empty_cache(length + count, lanes), []
     some: Any = tokens
     for i in range(count):
         at = 0 if i == 0 else length + i - 1
         some, cache = _said(public.weights, config, some, jnp.int32(at), cache)
-        found.append(np.asarray(some))
+        written.append(np.asarray(some))
         some = some[:, None]
-    return np.stack(found, axis=1).tolist() if count else [[] for _ in prompts]
+    return np.stack(written, axis=1).tolist() if count else [[] for _ in prompts]
 
 
 @partial(jax.jit, static_argnums=1)

@@ -69,10 +69,10 @@ def of_texts(
     """
     guessed = [list(guess)[counted] for guess in guesses]
     pool = [list(text)[counted] for text in [*truths, *others[:FEW]]]
-    found = np.array([[round(len(t) * scores.crt(t, g)) for t in pool] for g in guessed])
+    equal = np.array([[round(len(t) * scores.crt(t, g)) for t in pool] for g in guessed])
     tries = sum(map(len, pool[: len(guessed)]))
     yield _outcome(
-        attack, mode, f"a token of the text, wherever it stands (CRT), {how}", tries, found
+        attack, mode, f"a token of the text, wherever it stands (CRT), {how}", tries, equal
     )
     said, true = ([tokenizer.decode(ids) for ids in texts] for texts in (guessed, pool))
     for what, wins in WINS.items():
@@ -107,8 +107,8 @@ def _luck(hits: np.ndarray, right: int) -> float:
     """
     source = np.random.default_rng(0)
     drawn = source.integers(hits.shape[1], size=(DRAWS, len(hits)))
-    found = hits[np.arange(len(hits)), drawn].sum(axis=1)
-    return float((1 + (found >= right).sum()) / (1 + DRAWS))
+    by_luck = hits[np.arange(len(hits)), drawn].sum(axis=1)
+    return float((1 + (by_luck >= right).sum()) / (1 + DRAWS))
 
 
 def of_beginnings(
@@ -118,20 +118,20 @@ def of_beginnings(
     (A9). Chance: that of a guess that was made for another pair; the probability of luck is found
     by giving the texts each other's places, since a text stands in many pairs.
     """
-    found, wanted = np.asarray(guess), np.asarray(true)
+    guessed, wanted = np.asarray(guess), np.asarray(true)
     upper, source = np.triu_indices(len(true), 1), np.random.default_rng(0)
     common = wanted[upper] > 0
     first, second = upper[0][common], upper[1][common]
-    said = int((found[upper][~common] > 0).sum())
+    said = int((guessed[upper][~common] > 0).sum())
     if not common.any():
         raise ValueError("no two of the texts have a beginning in common")
     lengths = wanted[first, second]
-    chance = float((found[upper][None] == lengths[:, None]).mean())
-    right = int((found[first, second] == lengths).sum())
+    chance = float((guessed[upper][None] == lengths[:, None]).mean())
+    right = int((guessed[first, second] == lengths).sum())
 
     def drawn() -> int:
         place = source.permutation(len(true))
-        return int((found[place[first], place[second]] == lengths).sum())
+        return int((guessed[place[first], place[second]] == lengths).sum())
 
     luck = (1 + sum(drawn() >= right for _ in range(DRAWS))) / (1 + DRAWS)
     return AttackOutcome(
@@ -146,12 +146,12 @@ def of_beginnings(
     )
 
 
-def of_twins(attack: str, mode: str, what: str, found: Sequence[int]) -> AttackOutcome:
+def of_twins(attack: str, mode: str, what: str, twins: Sequence[int]) -> AttackOutcome:
     """Score guesses of the other text of each text's pair, 0 and 1, 2 and 3, and so on (A9).
     Chance: that of one of all other texts; the probability of luck is found by other ways of
     pairing texts.
     """
-    guess, n = np.asarray(found), len(found)
+    guess, n = np.asarray(twins), len(twins)
     if n < 4 or n % 2:
         raise ValueError(f"{n} texts are no pairs to choose from")
     right, source = int((guess == (np.arange(n) ^ 1)).sum()), np.random.default_rng(0)
@@ -166,7 +166,7 @@ def of_twins(attack: str, mode: str, what: str, found: Sequence[int]) -> AttackO
 
 
 def of_nearest(
-    attack: str, mode: str, what: str, found: Sequence[Sequence[tuple[int, int]]], texts: Texts
+    attack: str, mode: str, what: str, pairs: Sequence[Sequence[tuple[int, int]]], texts: Texts
 ) -> AttackOutcome:
     """Score, for each row, the row of another text, as (text, place), that is said to be of the
     same token (A5). Chance: of a random row of another text; the probability of luck is found by
@@ -174,7 +174,7 @@ def of_nearest(
     """
     tokens, source = [np.asarray(text) for text in texts], np.random.default_rng(0)
     start = np.concatenate([[0], np.cumsum([len(text) for text in tokens])])
-    said = np.array([start[text] + at for of_text in found for text, at in of_text])
+    said = np.array([start[text] + at for of_text in pairs for text, at in of_text])
 
     def equal(tokens: Sequence[np.ndarray]) -> int:
         flat = np.concatenate(tokens)

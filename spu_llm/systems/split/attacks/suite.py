@@ -180,7 +180,7 @@ def a6(session: Session) -> Iterator[AttackOutcome]:
 def a8(session: Session) -> Iterator[AttackOutcome]:
     guess = inversion.attack(session.view, session.public)
     pairs = zip(guess, session.texts, strict=True)
-    whole = sum(list(found) == list(text) for found, text in pairs)
+    whole = sum(list(guessed) == list(text) for guessed, text in pairs)
     yield session.judged("A8", guess, "by trying all", notes=f"{whole} of {len(guess)} texts whole")
     yield from session.won("A8", guess, "by trying all")
 
@@ -191,9 +191,9 @@ def a9(session: Session) -> Iterator[AttackOutcome]:
         guess, true = beginnings.attack(view), beginnings.truth(texts)
         yield scored.of_beginnings("A9", session.mode, guess, true)
     if session.prefixed is not None:
-        found = beginnings.twins(session.prefixed, session.public)
+        twins = beginnings.twins(session.prefixed, session.public)
         what = "after a random prefix, the other text that begins alike"
-        yield scored.of_twins("A9", session.mode, what, found)
+        yield scored.of_twins("A9", session.mode, what, twins)
 
 
 def a10(session: Session) -> Iterator[AttackOutcome]:

@@ -40,11 +40,11 @@ def attack(view: HostView, public: Public, known: Texts) -> list[list[int]]:
     root = np.linalg.inv(np.linalg.cholesky((1 - SHRINK) * within + SHRINK * size * np.eye(d)))
     # 3.
     goals = means @ root.T
-    found = []
+    guesses = []
     for row, text in zip(rows, known, strict=True):
         seen = row.astype(float) @ root.T
         away = (goals**2).sum(axis=1) - 2 * seen @ goals.T
         guess = classes[away.argmin(axis=1)]
         guess[: len(text)] = text[: len(guess)]
-        found.append(guess.tolist())
-    return found
+        guesses.append(guess.tolist())
+    return guesses

@@ -104,10 +104,10 @@ def attack(view: HostView, inverters: Inverters, rounds: int = ROUNDS) -> list[l
         embeddings = [table[np.asarray(tokens)] for tokens in tried]
         tried = corrector.tokens([*map(_features, view.rows, again, embeddings)])
         again = public.front(tried)
-        found = _cosines(view.rows, again)
-        better = found > cosine
+        cosines = _cosines(view.rows, again)
+        better = cosines > cosine
         best = [new if yes else old for new, old, yes in zip(tried, best, better, strict=True)]
-        cosine = np.maximum(cosine, found)
+        cosine = np.maximum(cosine, cosines)
     return best
 
 

@@ -85,15 +85,15 @@ def by_batch(part: Callable[[Array], Array], texts: Sequence[np.ndarray]) -> lis
     if not texts:
         return []
     longest = max(len(text) for text in texts)
-    found: list[np.ndarray] = []
+    rows: list[np.ndarray] = []
     for at in range(0, len(texts), BATCH):
         some = texts[at : at + BATCH]
         room = np.zeros((min(BATCH, len(texts)), longest, *some[0].shape[1:]), some[0].dtype)
         for i, text in enumerate(some):
             room[i, : len(text)] = text
         made = np.asarray(part(jnp.asarray(room)), np.float32)
-        found += [made[i, : len(text)] for i, text in enumerate(some)]
-    return found
+        rows += [made[i, : len(text)] for i, text in enumerate(some)]
+    return rows
 
 
 def of_front(weights: Params, config: ModelConfig, texts: Texts) -> list[np.ndarray]:

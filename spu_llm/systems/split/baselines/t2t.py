@@ -21,9 +21,9 @@ def replaced(tokens: np.ndarray, table: np.ndarray, eta: float, prg: Prg) -> np.
     """Return token ids int64 [n] in place of `tokens` [n]; table: the public one, [V, m]."""
     rows = np.asarray(table, np.float64)
     norms = np.sum(rows**2, axis=1)
-    found = []
+    chosen = []
     for start in range(0, len(tokens), _AT_ONCE):
         own = rows[np.asarray(tokens[start : start + _AT_ONCE])]
         noised = own + spherical(len(own), rows.shape[1], eta, prg)  # 1.
-        found.append(np.argmin(norms - 2 * noised @ rows.T, axis=1))  # 2.
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+        chosen.append(np.argmin(norms - 2 * noised @ rows.T, axis=1))  # 2.
+    return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
