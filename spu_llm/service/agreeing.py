@@ -182,7 +182,8 @@ def check_text_format(agreed: Manifest, digest: str) -> None:
     if (agreed_digest := agreed.get(PROVIDER_PREFIX + _TEXT_FORMAT)) != digest:
         raise ManifestMismatch(
             "the provider's text is written otherwise than it said before "
-            f"({agreed_digest!s:.16} in place of {digest:.16}); it may serve another model now: try again"
+            f"({agreed_digest!s:.16} in place of {digest:.16}); it may serve another "
+            "model now: try again"
         )
 
 
