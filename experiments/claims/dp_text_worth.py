@@ -1,8 +1,8 @@
 """What references are worth, without sampling: how likely real texts are with them.
 
-A real text's tokens are given one after another, and the law of each (`mechanism`, over the whole
-vocabulary, temperature 1) is that of the public model, or of B references beside it, clipped for
-epsilon or not at all. References are those that stand where the text's file does
+A real text's tokens are given one after another, and the distribution of each (`mechanism`, over
+the whole vocabulary, temperature 1) is that of the public model, or of B references beside it,
+clipped for epsilon or not at all. References are those that stand where the text's file does
 (`Corpus.beside`). The nats saved per token are what a generator can learn from B references in this
 way; differences are of the same tokens, so that few texts suffice.
 """
@@ -105,5 +105,7 @@ def _rows(run: Any, prompts: Sequence[list[int]], text: list[int], room: int) ->
 
 def _nats(public: np.ndarray, mean: np.ndarray, text: list[int]) -> float:
     """Return the nats per token of the text."""
-    laws = [probabilities(own, row, 1.0)[t] for own, row, t in zip(public, mean, text, strict=True)]
-    return float(-np.log(laws).mean())
+    distributions = [
+        probabilities(own, row, 1.0)[t] for own, row, t in zip(public, mean, text, strict=True)
+    ]
+    return float(-np.log(distributions).mean())

@@ -9,11 +9,11 @@ several after each prompt; detection is of equal lengths, cut from the same text
 texts under many keys (`watermark_scores`), and intervals are 95 % ones by prompt
 (`watermark_metrics`).
 
-Distortion has two signs, so that neither is a merit: nats per token under the law that is sampled
-from, less those of unmarked texts of the same prompts; and the excess of a text's nats over the
-entropy that each token was drawn with, which is 0 in the mean for the unmarked law, whatever course
-texts take. `history`: an n-gram marks once per key, the default of `spu-llm watermark embed`; off,
-as published.
+Distortion has two signs, so that neither is a merit: nats per token under the distribution that is
+sampled from, less those of unmarked texts of the same prompts; and the excess of a text's nats over
+the entropy that each token was drawn with, which is 0 in the mean for the unmarked distribution,
+whatever course texts take. `history`: an n-gram marks once per key, the default of `spu-llm
+watermark embed`; off, as published.
 """
 
 from __future__ import annotations

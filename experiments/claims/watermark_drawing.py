@@ -6,9 +6,10 @@
     fitted m     a chunk has twice as many as were distinct in the chunk before it, within bounds
     fitted k     a chunk ends once so many of its m candidates are distinct, after k tokens at most
 
-All keep the law of the model. m of a chunk follows from the chunks before. A chunk's end follows
-from what all of its candidates are up to there: a stopping time, after which any of them goes on by
-the model's law; and which one is chosen depends on numbers that nothing before depends on.
+All keep the distribution of the model. m of a chunk follows from the chunks before. A chunk's end
+follows from what all of its candidates are up to there: a stopping time, after which any of them
+goes on by the model's distribution; and which one is chosen depends on numbers that nothing before
+depends on.
 
 Texts, keys, prompts and scores are those of `experiment watermark`, with a history. A text has the
 same key whatever the way, so that ways are compared prompt by prompt.
@@ -29,7 +30,15 @@ from experiments.claims import watermark_scores as scores
 from experiments.claims.watermark_plan import WatermarkPlan, add_plan, plan_of
 from experiments.claims.watermark_report import around, percent
 from experiments.claims.watermark_study import Study, figures, unpacked
-from experiments.claims.watermark_texts import UNITS, Author, Method, State, draws, law_of, tail
+from experiments.claims.watermark_texts import (
+    UNITS,
+    Author,
+    Method,
+    State,
+    distribution_of,
+    draws,
+    tail,
+)
 from experiments.common import commands, report
 from spu_llm.app.printing import show_table
 from spu_llm.core.machine import machine
@@ -99,7 +108,7 @@ class Model(Protocol):
 
 
 class Told(NamedTuple):
-    """A text, what the model's law says of its tokens, and what it took."""
+    """A text, what the model's distribution says of its tokens, and what it took."""
 
     tokens: list[int]
     nats: list[float]
@@ -151,18 +160,18 @@ def _candidates(
     temperature: float,
     never: Sequence[int],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, State]:
-    """Draw m candidates, int [m, k]; return them, -log p of their tokens and the law's entropy,
-    both float64 [m, k], and the state before the last token, of one lane while that is the first
-    one.
+    """Draw m candidates, int [m, k]; return them, -log p of their tokens and the distribution's
+    entropy, both float64 [m, k], and the state before the last token, of one lane while that is the
+    first one.
     """
     made = np.zeros((m, 0), int)
     nats, entropy = np.zeros((m, 0)), np.zeros((m, 0))
     while True:
-        law = law_of(state.logits, temperature, never)
-        lanes = np.arange(m) if len(law.p) == m > 1 else np.zeros(m, int)
-        row = _drawn(way, law.p, lanes, made, author)
-        nats = np.column_stack([nats, -law.log_p[lanes, row]])
-        entropy = np.column_stack([entropy, law.entropy[lanes]])
+        distribution = distribution_of(state.logits, temperature, never)
+        lanes = np.arange(m) if len(distribution.p) == m > 1 else np.zeros(m, int)
+        row = _drawn(way, distribution.p, lanes, made, author)
+        nats = np.column_stack([nats, -distribution.log_p[lanes, row]])
+        entropy = np.column_stack([entropy, distribution.entropy[lanes]])
         made = np.column_stack([made, row])
         if made.shape[1] == way.k or _enough(way, made):
             return made, nats, entropy, state
@@ -174,7 +183,7 @@ def _candidates(
 def _drawn(
     way: Way, p: np.ndarray, lanes: np.ndarray, made: np.ndarray, author: Author
 ) -> np.ndarray:
-    """Draw the next token of every candidate, by the law of its lane."""
+    """Draw the next token of every candidate, by the distribution of its lane."""
     points = author.prg.uniform((len(lanes),))
     if way.name == SPREAD:
         alike = np.unique(made, axis=0, return_inverse=True)[1] if made.size else lanes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from experiments.claims.watermark_texts import Lanes, draws, law_of
+from experiments.claims.watermark_texts import Lanes, distribution_of, draws
 from spu_llm.core.prg import Prg
 
 BLOCK = 4  # tokens that are rewritten together
@@ -109,7 +109,7 @@ def paraphrased(
     found = texts.copy()
     state = lanes.begun(prompts)
     for i in range(length):
-        p = law_of(state.logits, 1.0, never).p
+        p = distribution_of(state.logits, 1.0, never).p
         for j, point in enumerate(prg.uniform((count, 1))):
             if rewritten[j, i]:
                 found[j, i] = draws(p[j], point)[0]

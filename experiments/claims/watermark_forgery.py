@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from experiments.claims.watermark_texts import NGRAM, Lanes, draws, law_of
+from experiments.claims.watermark_texts import NGRAM, Lanes, distribution_of, draws
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.keys import Key, token_unit
 
@@ -89,7 +89,7 @@ def draft(
     found: list[list[int]] = [[] for _ in prompts]
     state = lanes.begun(prompts)
     for i in range(length):
-        p = law_of(state.logits, 1.0, never).p
+        p = distribution_of(state.logits, 1.0, never).p
         for j, point in enumerate(prg.uniform((len(prompts), 1))):
             known = after.get(tuple(found[j][-NGRAM + 1 :]), []) if i >= NGRAM - 1 else []
             if known:

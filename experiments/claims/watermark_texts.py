@@ -98,7 +98,7 @@ def _picked(heads: int, cache: Block, lanes: jax.Array) -> Block:
     return jax.tree.map(of, cache)  # type: ignore[no-any-return]
 
 
-class Law(NamedTuple):
+class AlignmentPrior(NamedTuple):
     """Of the next token of every lane: float64."""
 
     p: np.ndarray  # [lane, vocab]
@@ -106,15 +106,15 @@ class Law(NamedTuple):
     entropy: np.ndarray  # [lane], nats
 
 
-def law_of(logits: np.ndarray, temperature: float, never: Sequence[int]) -> Law:
-    """Return the law of the next token at a temperature, without the tokens `never`."""
+def distribution_of(logits: np.ndarray, temperature: float, never: Sequence[int]) -> AlignmentPrior:
+    """Return the distribution of the next token at a temperature, without the tokens `never`."""
     scaled = np.asarray(logits, np.float64) / temperature
     scaled[:, list(never)] = NEVER
     scaled -= scaled.max(axis=1, keepdims=True)
     weights = np.exp(scaled)
     total = weights.sum(axis=1, keepdims=True)
     p, log_p = weights / total, scaled - np.log(total)
-    return Law(p, log_p, -np.einsum("ij,ij->i", p, log_p))
+    return AlignmentPrior(p, log_p, -np.einsum("ij,ij->i", p, log_p))
 
 
 # ---- methods
@@ -184,8 +184,8 @@ class _NoSampler:
 
 
 class Next:
-    """The next token of one text, of a known law. `noise`: of a race, what it was drawn with;
-    `marked`: of candidates, whether the key had a say in each token.
+    """The next token of one text, of a known distribution. `noise`: of a race, what it was drawn
+    with; `marked`: of candidates, whether the key had a say in each token.
     """
 
     def __init__(self, method: Method, author: Author, vocab: int) -> None:
@@ -283,7 +283,7 @@ def raced(p: np.ndarray, noise: np.ndarray) -> int:
 
 
 def draws(p: np.ndarray, points: np.ndarray) -> list[int]:
-    """Return the tokens at these points of the cumulative law."""
+    """Return the tokens at these points of the cumulative distribution."""
     cumulative = np.cumsum(p)
     found = np.searchsorted(cumulative, points * cumulative[-1], side="right")
     return np.minimum(found, len(p) - 1).tolist()  # type: ignore[no-any-return]
@@ -294,11 +294,11 @@ def draws(p: np.ndarray, points: np.ndarray) -> list[int]:
 
 @dataclass
 class Written:
-    """Texts of one method, and what the model's law says of their tokens: [text, token]."""
+    """Texts of one method, and what the model says of their tokens: [text, token]."""
 
     tokens: np.ndarray
     nats: np.ndarray  # -log p
-    entropy: np.ndarray  # of the law that the token was drawn from, nats
+    entropy: np.ndarray  # of the distribution that the token was drawn from, nats
     # Of races: whether a draft model draws the same token with the same noise, and sum min(p, q).
     matched: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))
     overlap: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -357,14 +357,14 @@ def _by_token(
     state = lanes.begun(prompts)
     drafted = drafter.begun(prompts) if drafter else None
     for i in range(count):
-        law = law_of(state.logits, temperature, never)
-        row = np.array([nexts[j].token(law.p[j], generated[j]) for j in numbers])
-        nats[i] = -law.log_p[numbers, row]
-        entropy[i] = law.entropy
+        distribution = distribution_of(state.logits, temperature, never)
+        row = np.array([nexts[j].token(distribution.p[j], generated[j]) for j in numbers])
+        nats[i] = -distribution.log_p[numbers, row]
+        entropy[i] = distribution.entropy
         if drafter and drafted:
-            q = law_of(drafted.logits, temperature, never).p
+            q = distribution_of(drafted.logits, temperature, never).p
             matched[i] = [raced(q[j], nexts[j].noise) == row[j] for j in numbers]
-            overlap[i] = np.minimum(law.p, q).sum(axis=1)
+            overlap[i] = np.minimum(distribution.p, q).sum(axis=1)
         generated = [(*text, int(t)) for text, t in zip(generated, row, strict=True)]
         if i + 1 < count:
             state = lanes.after(state, row)
@@ -401,13 +401,13 @@ def _by_chunks(
         made: list[np.ndarray] = []
         facts: list[tuple[np.ndarray, np.ndarray]] = []
         for i in range(method.k):
-            law = law_of(state.logits, temperature, never)
+            distribution = distribution_of(state.logits, temperature, never)
             points = np.stack([author.prg.uniform((m,)) for author in authors]).reshape(-1)
             row = np.array(
-                [draws(p, point[None])[0] for p, point in zip(law.p, points, strict=True)]
+                [draws(p, point[None])[0] for p, point in zip(distribution.p, points, strict=True)]
             )
             made.append(row)
-            facts.append((-law.log_p[np.arange(len(row)), row], law.entropy))
+            facts.append((-distribution.log_p[np.arange(len(row)), row], distribution.entropy))
             if i + 1 < method.k:
                 state = lanes.after(state, row)
         chunks = np.stack(made, axis=1)

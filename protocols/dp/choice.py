@@ -11,7 +11,7 @@ Two forms. `choose`: phi_i are shares, of a secure forward; references and noise
 phi_pub the other's. `choose_of_both`: each party has references of its own and the model, and
 brings the sum of its clipped terms with its own noise, in the clear to itself (`own_scores`); of
 the protocol the tournament is left. There each party is protected from the other by its own noise
-alone, and outsiders by both; the token's law is flatter than softmax.
+alone, and outsiders by both; the token's distribution is flatter than softmax.
 
 A tournament is as wide as its numbers need (`span_bits`), for which phi_pub is held within `spread`
 of its largest candidate and noise within its support: no private number can leave the range.
@@ -39,9 +39,9 @@ _MAX_SPAN = 31  # bits of what int32 holds of both signs, less one for the sums 
 
 @dataclass(frozen=True)
 class Choice:
-    """Public sizes of a draw: B references, at most `bound` units from each, noise of the law
-    `noise` (of two parties, if `noises` is 2), phi_pub of the candidates within `spread` of the
-    largest. ValueError for what does not fit 32 bits.
+    """Public sizes of a draw: B references, at most `bound` units from each, noise of the
+    distribution `noise` (of two parties, if `noises` is 2), phi_pub of the candidates within
+    `spread` of the largest. ValueError for what does not fit 32 bits.
     """
 
     references: int

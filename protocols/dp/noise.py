@@ -5,7 +5,7 @@ of whole scores f_y is the exponential mechanism at temperature s (spec of Invis
 s = B tau), but for ties, which the first place wins. `Gumbel.sample` draws X exactly: by inversion
 of a uniform real of which as many bits are drawn as decide the number.
 
-The law of the winner. Let w_y = exp(f_y / s), r = exp(1 / s), t_j = exp(-j / s), and
+The distribution of the winner. Let w_y = exp(f_y / s), r = exp(1 / s), t_j = exp(-j / s), and
 S_y = r (w_0 + .. + w_{y-1}) + w_y + .. + w_{m-1}. As P(X <= k) = exp(-exp(-k / s)), y wins with the
 noised score j if X_y = j - f_y, X_z <= j - f_z - 1 before it and X_z <= j - f_z after it:
 
@@ -35,12 +35,12 @@ A range of R in the logarithm is R^2 / 8-zCDP (bounded range: Dong et al., ICML 
 Rogers, ALT 2021): rho = (D / s)^2 / 2 as for the exponential mechanism, and **whole numbers and
 ties cost the factor (1 + 3 / (2 s))^2**, one part in 10^6 for the scales of a text. Bounds of the
 support cost delta: unless some draw is outside, which does not depend on scores, the winner is the
-one without bounds, so both neighbours' laws are as far from the unbounded ones, in total variation,
-as such a draw is likely.
+one without bounds, so both neighbours' distributions are as far from the unbounded ones, in total
+variation, as such a draw is likely.
 
 Noise of two parties. To whoever knows the other noise, it moves the scores, alike for neighbours:
 what is left is the mechanism with the noise of one. Outsiders see a mixture of such mechanisms.
-The joint law is flatter than the exponential mechanism's, by the second noise.
+The joint distribution is flatter than the exponential mechanism's, by the second noise.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ _MARGIN = 2.0**-42
 class Loss:
     """What one choice costs in privacy, for given neighbours and number of candidates."""
 
-    rho: float  # zCDP of the law without bounds
+    rho: float  # zCDP of the distribution without bounds
     epsilon: float  # its pure privacy loss
-    total_variation: float  # from the law without bounds, of each neighbour
+    total_variation: float  # from the distribution without bounds, of each neighbour
 
     def delta(self, choices: int, epsilon: float) -> float:
         """Return what `choices` choices, adaptive ones included, add to the delta of a statement
-        with this epsilon about the law without bounds: P(A) <= P*(A) + v <= e^epsilon (P'(A) + v) +
-        delta + v with the total variation v of all choices.
+        with this epsilon about the distribution without bounds: P(A) <= P*(A) + v <= e^epsilon
+        (P'(A) + v) + delta + v with the total variation v of all choices.
         """
         return choices * self.total_variation * (1 + math.exp(epsilon))
 
@@ -81,7 +81,7 @@ class Loss:
 @dataclass(frozen=True)
 class Gumbel:
     """ceil(scale G) for a standard Gumbel G, in ring units, set to the nearer end of [low, high]
-    where it is outside. ValueError for what is no such law.
+    where it is outside. ValueError for what is no such distribution.
     """
 
     scale: int
@@ -94,7 +94,7 @@ class Gumbel:
 
     @staticmethod
     def of(scale: int, tail_bits: int = TAIL_BITS) -> Gumbel:
-        """Return the law of this scale whose support leaves out 2^-tail_bits at most."""
+        """Return the distribution of this scale whose support leaves out 2^-tail_bits at most."""
         least = tail_bits * math.log(2) + 1  # an e-th of it at each end
         return Gumbel(scale, -math.ceil(scale * math.log(least)), math.ceil(scale * least))
 
@@ -127,8 +127,8 @@ class Gumbel:
         )
 
     def sample(self, stream: Prg, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw independent numbers, int64 of `shape`: the exact law, from as many words of `stream`
-        as it takes (one each, nearly always).
+        """Draw independent numbers, int64 of `shape`: the exact distribution, from as many words of
+        `stream` as it takes (one each, nearly always).
 
         1. The least k with P(X <= k) >= 1 - V is ceil(-s ln E), E = -ln(1 - V), for a uniform V in
         [w, w + 1] 2^-64 by one word w. 2. Where both ends, with a margin for what floating point

@@ -33,16 +33,16 @@ session with the same prompt tells as much again. In `race` and `token` the clie
 is between. And whoever hands a marked text over hands the provider a test of its prompt.
 
 Parties that deviate. A client that adds to its share biases the text, and with it the mark, as in
-every variant. One that follows the messages may bring any drafts: they move forwards, not the law
-of the text or the mark. It may ask again, and edit the text it has: an edit takes marks away. It
-may also put a text together from many sessions, at the price of a prefill for each part: parts of a
-few tokens are too short to be found. A provider may bring other noise than it says, and the client
-cannot tell: large noise makes the text one of its choice, and an opened stop (progress shown) then
-says whether a draft is a token that it names. With hidden progress it reads nothing at a step, but
-when the text ends is up to it.
+every variant. One that follows the messages may bring any drafts: they move forwards, not the
+distribution of the text or the mark. It may ask again, and edit the text it has: an edit takes
+marks away. It may also put a text together from many sessions, at the price of a prefill for each
+part: parts of a few tokens are too short to be found. A provider may bring other noise than it
+says, and the client cannot tell: large noise makes the text one of its choice, and an opened stop
+(progress shown) then says whether a draft is a token that it names. With hidden progress it reads
+nothing at a step, but when the text ends is up to it.
 
-An exact law takes that no row serves twice: one stream for one session, under a nonce that is
-fresh. With a nonce again, equal prompts would give equal texts, and others depend on each other.
+An exact distribution takes that no row serves twice: one stream for one session, under a nonce that
+is fresh. With a nonce again, equal prompts would give equal texts, and others depend on each other.
 """
 
 from __future__ import annotations

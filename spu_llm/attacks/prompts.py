@@ -1,4 +1,4 @@
-"""Prompts with a secret, to attack: of held-out text, and of the public model's own law."""
+"""Prompts with a secret, to attack: from held-out text, and drawn by the public model itself."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def of_text(setting: Setting) -> Prompt | None:
     return _fitting(setting, Marked(piece, span, span))
 
 
-def of_law(setting: Setting) -> Prompt | None:
+def of_distribution(setting: Setting) -> Prompt | None:
     """Draw the beginning of held-out text, and from the public model a secret and what follows it:
     the distribution that the bound is about. None where the draw is not usable as text.
     """

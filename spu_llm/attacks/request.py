@@ -10,8 +10,8 @@ from pathlib import Path
 @dataclass(frozen=True)
 class AttackConfig:
     """What an attack is run on. `on_stage` hears of progress. Of split models: which attacks (none:
-    all), blocks of front and back, and the codebook's law, where it is not the default, or what a
-    tuning left.
+    all), blocks of front and back, and the codebook's distribution, where it is not the default, or
+    what a tuning left.
     """
 
     model: Path

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from models.hf import load_folded
-from spu_llm.attacks.prompts import Setting, of_law, of_name, of_text, setting_of
+from spu_llm.attacks.prompts import Setting, of_distribution, of_name, of_text, setting_of
 from spu_llm.attacks.request import AttackConfig
 from spu_llm.attacks.views import of_wishes
 from spu_llm.core.errors import InputError
@@ -134,8 +134,11 @@ def _posterior(
 ) -> Iterator[AttackOutcome]:
     fewer = replace(wanted, prompts=max(2, wanted.prompts // 5))
     # The bound is about the first: that takes more of them.
-    laws = (("the public model's law", of_law, wanted), ("real text", of_text, fewer))
-    for law, draw, of in laws:
+    distributions = (
+        ("the public model's law", of_distribution, wanted),
+        ("real text", of_text, fewer),
+    )
+    for distribution, draw, of in distributions:
         setting = setting_of(wanted.model, wanted.seed)
         sent, refused = _sent(of, setting, draw, obfuscate)
         guesses = [sets.by_likelihood(setting.public, setting.owner, s) for s in sent]
@@ -143,7 +146,7 @@ def _posterior(
         yield _outcome(
             "posterior",
             mode,
-            f"secrets of {law}{more}: {best}",
+            f"secrets of {distribution}{more}: {best}",
             sent[-tries:],
             hits,
             f"the best of {len(guesses[0])} guesses on another {len(sent) - tries} prompts; "

@@ -17,7 +17,7 @@ from protocols.verification.marked import Marked
 from spu_llm.api.defaults import shipped
 from spu_llm.app import cli
 from spu_llm.systems.watermark import aligning
-from spu_llm.systems.watermark.aligning import Law
+from spu_llm.systems.watermark.aligning import AlignmentPrior
 from spu_llm.systems.watermark.keys import Key, Scheme, read_key, write_key
 from spu_llm.systems.watermark.sessions import (
     NONCE_BYTES,
@@ -206,7 +206,7 @@ def test_a_provider_finds_what_its_clients_wrote(start: Start, pair: Pair, tmp_p
         assert secret.hex() not in said and str(secret) not in said
     # By its tokens: what they decode to is tokenized otherwise where it is no UTF-8.
     tokens = result["token_ids"]
-    found = aligning.detect(key_of(0), [one], tokens, Law.unknown(len(tokens)))
+    found = aligning.detect(key_of(0), [one], tokens, AlignmentPrior.unknown(len(tokens)))
     assert len(tokens) == 30 and found.log_p < math.log(1e-6)
     (text := tmp_path / "text").write_text(result["text"], encoding="utf-8")
     told = tmp_path / "found.json"

@@ -86,7 +86,7 @@ def excess(found: dict[str, float], bound: float) -> float:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_strategy_beats_the_bound(seed: int) -> None:
-    """Secrets of the public model's own law, where the bound holds for whatever guess."""
+    """Secrets of the public model's own distribution, where the bound holds for whatever guess."""
     found = success(public_of(seed), TOY)
     assert excess(found, TOY.bound(TOY.fakes)) < SIGMAS, found
 
@@ -185,7 +185,7 @@ TWICE = "ca<redacted>{0}</redacted>d e <redacted>{0}</redacted> a"
 
 
 def found_by_coherence(seed: int) -> dict[str, float]:
-    """Secrets of the public model's law, given that both spans say the same."""
+    """Secrets of the public model's distribution, given that both spans say the same."""
     public = public_of(seed, tokenizer=Spaced())
     texts = [TWICE.format(a + b) for a in "abcde" for b in "abcde"]
     rows = np.array([prompt_of(public, text).tokens for text in texts])

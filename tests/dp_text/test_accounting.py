@@ -155,7 +155,7 @@ def test_noise_that_is_not_quite_the_ideal_one_costs_delta() -> None:
     assert found.get_delta(6.0) == pytest.approx(
         delta_of(found.rho, 6.0) + (1 + math.exp(6.0)) * 1e-7
     )
-    # No epsilon leaves room for 1e-7 e^epsilon in 1e-6 where the ideal law has 6.7.
+    # No epsilon leaves room for 1e-7 e^epsilon in 1e-6 where the ideal distribution has 6.7.
     assert math.isinf(found.get_epsilon(DELTA))
     close = total(
         [ApproximateDpEvent(dp_event.SelfComposedDpEvent(one, 100), 1e-11)], "replace-by-null"
@@ -166,9 +166,9 @@ def test_noise_that_is_not_quite_the_ideal_one_costs_delta() -> None:
     assert math.isinf(found.get_epsilon(1e-7))
 
 
-def test_a_distance_from_the_ideal_law_counts_more_than_once() -> None:
-    """A token that the real law of one neighbour can no longer draw, and that the other one's draws
-    e^2 times as often as the ideal one would: all of that is beyond any epsilon.
+def test_a_distance_from_the_ideal_distribution_counts_more_than_once() -> None:
+    """A token that the real distribution of one neighbour can no longer draw, and that the other
+    one's draws e^2 times as often as the ideal one would: all of that is beyond any epsilon.
     """
     rare, likelier = 1e-9, math.exp(2)
     ideal, real = np.array([1 - rare, rare]), np.array([1.0, 0.0])

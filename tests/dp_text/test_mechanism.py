@@ -1,4 +1,6 @@
-"""One token: clipping, candidates, the law; what one reference can change, and what it cannot."""
+"""One token: clipping, candidates, the distribution; what one reference can change, and what it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ ALL = np.ones(2, bool)
 Sum = Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
 
 
-def law(public: np.ndarray, private: np.ndarray, present: np.ndarray, p: Parameters) -> np.ndarray:
+def distribution(
+    public: np.ndarray, private: np.ndarray, present: np.ndarray, p: Parameters
+) -> np.ndarray:
     """Over the whole vocabulary."""
     candidates, found = token_weights(p, public, private, present)
     out = np.zeros(len(public))
@@ -59,8 +63,8 @@ def test_worked_mean() -> None:
         (3, 1.0, [0.68967, 0.25372, 0.05661]),
     ],
 )
-def test_worked_law(k: int, tau: float, expected: list[float]) -> None:
-    found = law(PUBLIC, PRIVATE, ALL, Parameters(2, 0.5, tau, 10, k))
+def test_worked_distribution(k: int, tau: float, expected: list[float]) -> None:
+    found = distribution(PUBLIC, PRIVATE, ALL, Parameters(2, 0.5, tau, 10, k))
     np.testing.assert_allclose(found, expected + [0.0] * (4 - len(expected)), atol=6e-6)
 
 
@@ -205,24 +209,29 @@ def test_without_clip_norm_or_references_it_is_the_public_model(k: int | None) -
     kept = expanded_top_k(PUBLIC, k, 0.0, 2)
     plain = np.zeros(4)
     plain[kept] = np.exp(PUBLIC[kept]) / np.exp(PUBLIC[kept]).sum()
-    without = law(PUBLIC, PRIVATE, ALL, Parameters(2, 0.0, 1.0, 10, k))
+    without = distribution(PUBLIC, PRIVATE, ALL, Parameters(2, 0.0, 1.0, 10, k))
     np.testing.assert_allclose(without, plain, rtol=1e-14)
-    tiny = law(PUBLIC, PRIVATE, ALL, Parameters(2, 1e-9, 1.0, 10, k))
+    tiny = distribution(PUBLIC, PRIVATE, ALL, Parameters(2, 1e-9, 1.0, 10, k))
     np.testing.assert_allclose(tiny, plain, rtol=1e-7)
-    null = law(PUBLIC, PRIVATE, np.zeros(2, bool), Parameters(2, 1e-3, 1.0, 10, k))
+    null = distribution(PUBLIC, PRIVATE, np.zeros(2, bool), Parameters(2, 1e-3, 1.0, 10, k))
     np.testing.assert_allclose(null, plain, rtol=1e-14)
 
 
 def test_constants() -> None:
     p = Parameters(2, 0.5, 1.0, 10, 3)
-    plain = law(PUBLIC, PRIVATE, ALL, p)
-    np.testing.assert_allclose(law(PUBLIC + 4, PRIVATE + 4, ALL, p), plain, rtol=1e-12)
+    plain = distribution(PUBLIC, PRIVATE, ALL, p)
+    np.testing.assert_allclose(distribution(PUBLIC + 4, PRIVATE + 4, ALL, p), plain, rtol=1e-12)
     # To the references' logits alone, the constant counts, unless their centre is taken out.
     rows = np.random.default_rng(0).normal(size=(2, 4))
-    assert np.abs(law(PUBLIC, rows + 2, ALL, p) - law(PUBLIC, rows, ALL, p)).max() > 1e-2
+    assert (
+        np.abs(distribution(PUBLIC, rows + 2, ALL, p) - distribution(PUBLIC, rows, ALL, p)).max()
+        > 1e-2
+    )
     centred = Parameters(2, 0.5, 1.0, 10, 3, centre=True)
     np.testing.assert_allclose(
-        law(PUBLIC, rows + 2, ALL, centred), law(PUBLIC, rows, ALL, centred), rtol=1e-6
+        distribution(PUBLIC, rows + 2, ALL, centred),
+        distribution(PUBLIC, rows, ALL, centred),
+        rtol=1e-6,
     )
 
 
@@ -265,8 +274,8 @@ def test_every_candidate_can_come(
 def test_the_loss_of_a_token_is_within_what_is_charged(
     public: np.ndarray, rows: np.ndarray, clip: float, tau: float, k: int, centre: bool
 ) -> None:
-    """The range of the log-ratio of both laws, with and without reference 0, of the weights that
-    are drawn by.
+    """The range of the log-ratio of both distributions, with and without reference 0, of the
+    weights that are drawn by.
     """
     p = Parameters(4, clip, tau, 10, k, centre=centre)
     gone = np.array([False, True, True, True])
@@ -277,8 +286,8 @@ def test_the_loss_of_a_token_is_within_what_is_charged(
 
 
 def test_gumbel_noise_of_one_party_and_of_two() -> None:
-    """The argmax of logits with Gumbel noise has the law of softmax; with noise of both parties it
-    is flatter. 400,000 draws of a fixed seed: five standard deviations are 0.004.
+    """The argmax of logits with Gumbel noise has the distribution of softmax; with noise of both
+    parties it is flatter. 400,000 draws of a fixed seed: five standard deviations are 0.004.
     """
     plain = probabilities(PUBLIC, PUBLIC, 1.0)
     np.testing.assert_allclose(plain, [0.6439, 0.2369, 0.0871, 0.0321], atol=6e-5)

@@ -1,5 +1,5 @@
-"""Tokens come with their exact law. Every chi-square test raises a false alarm once in a million
-seeds; its seed is fixed.
+"""Tokens come with their exact distribution. Every chi-square test raises a false alarm once in a
+million seeds; its seed is fixed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FALSE_ALARM = 1e-6
 DRAWS, FEWER = 20_000, 6000
 
 
-def p_value(drawn: np.ndarray, law: np.ndarray) -> float:
+def p_value(drawn: np.ndarray, distribution: np.ndarray) -> float:
     """Of a chi-square test; rare outcomes go together."""
-    counts = np.bincount(drawn, minlength=len(law)).astype(float)
-    expected = law * len(drawn)
+    counts = np.bincount(drawn, minlength=len(distribution)).astype(float)
+    expected = distribution * len(drawn)
     rare = expected < 10
     if rare.any():
         counts = np.append(counts[~rare], counts[rare].sum())
@@ -35,7 +35,7 @@ def p_value(drawn: np.ndarray, law: np.ndarray) -> float:
     return float(stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue)
 
 
-def test_draws_have_the_law_of_the_weights() -> None:
+def test_draws_have_the_distribution_of_the_weights() -> None:
     weights = np.exp(np.random.default_rng(0).normal(size=40) * 3)
     prg = Prg.from_seed(0, "draws")
     drawn = np.array([draw(weights, prg) for _ in range(DRAWS)])
@@ -46,7 +46,7 @@ def test_draws_have_the_law_of_the_weights() -> None:
 
 
 @pytest.mark.parametrize("centre", [False, True])
-def test_tokens_have_the_law_of_the_mechanism(centre: bool) -> None:
+def test_tokens_have_the_distribution_of_the_mechanism(centre: bool) -> None:
     source = np.random.default_rng(1)
     public = source.normal(size=60).astype(np.float32) * 2
     private = public + source.normal(size=(4, 60)).astype(np.float32)
@@ -103,10 +103,12 @@ def _laplaces(prg: Prg) -> np.ndarray:
     "drawn, law",
     [(_laplaces, stats.laplace(scale=0.3)), (lambda prg: gaussian((5000,), prg), stats.norm())],
 )
-def test_noise_of_the_baselines(drawn: Callable[[Prg], np.ndarray], law: stats.rv_frozen) -> None:
+def test_noise_of_the_baselines(
+    drawn: Callable[[Prg], np.ndarray], distribution: stats.rv_frozen
+) -> None:
     found = drawn(Prg.from_seed(0, "noise"))
-    assert stats.kstest(found, law.cdf).pvalue > FALSE_ALARM
-    assert stats.kstest(found * 1.2, law.cdf).pvalue < FALSE_ALARM
+    assert stats.kstest(found, distribution.cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(found * 1.2, distribution.cdf).pvalue < FALSE_ALARM
 
 
 def test_randomness_comes_from_the_stream_alone() -> None:

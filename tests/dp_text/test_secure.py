@@ -109,10 +109,10 @@ ONE = replace(REQUEST, clip=2.0, top_k=2, temperature=0.3, max_new_tokens=1, pla
 
 
 @pytest.mark.slow
-def test_a_token_has_the_generators_law(own_simulation: Simulation) -> None:
+def test_a_token_has_the_generators_distribution(own_simulation: Simulation) -> None:
     """Chi-square of 200 first tokens, each of noise and an order of its own, on the rows of one
-    forward, against the plaintext generator's law: false-alarm rate 1e-6. The law without
-    references, and that of half the noise, fail.
+    forward, against the plaintext generator's distribution: false-alarm rate 1e-6. The distribution
+    without references, and that of half the noise, fail.
     """
 
     def program(session: Any) -> list[int]:
@@ -127,18 +127,18 @@ def test_a_token_has_the_generators_law(own_simulation: Simulation) -> None:
 
     client, provider = own_simulation.run(program)
     assert client == provider
-    laws = []
+    distributions = []
     of_public, of_private = first_logits(ONE)
     for present, temperature in (([1, 0, 1], 0.3), ([0, 0, 0], 0.3), ([1, 0, 1], 0.15)):
         parameters = replace(ONE.parameters, temperature=temperature)
         found, weights = token_weights(
             parameters, of_public[0], of_private, np.array(present, bool)
         )
-        law = np.zeros(PRIVATE.vocab_size)
-        law[found] = weights / weights.sum()
-        laws.append(law)
-    assert p_of(client, laws[0]) > 1e-6
-    assert all(p_of(client, law) < 1e-6 for law in laws[1:])
+        distribution = np.zeros(PRIVATE.vocab_size)
+        distribution[found] = weights / weights.sum()
+        distributions.append(distribution)
+    assert p_of(client, distributions[0]) > 1e-6
+    assert all(p_of(client, distribution) < 1e-6 for distribution in distributions[1:])
 
 
 def first_logits(request: TextRequest) -> tuple[np.ndarray, np.ndarray]:
@@ -149,13 +149,13 @@ def first_logits(request: TextRequest) -> tuple[np.ndarray, np.ndarray]:
     return public.begin([request.query]), private.begin(rows)
 
 
-def p_of(tokens: list[int], law: np.ndarray) -> float:
+def p_of(tokens: list[int], distribution: np.ndarray) -> float:
     """Of a chi-square test, the tokens of fewer than 5 expected ones in one bin."""
-    counts = np.bincount(tokens, minlength=len(law)).astype(float)
-    often = len(tokens) * law >= 5
-    rest = 1 - law[often].sum()
+    counts = np.bincount(tokens, minlength=len(distribution)).astype(float)
+    often = len(tokens) * distribution >= 5
+    rest = 1 - distribution[often].sum()
     counts = np.append(counts[often], counts[~often].sum())
-    p = np.append(law[often], rest)
+    p = np.append(distribution[often], rest)
     if rest * len(tokens) < 1e-3:
         return 0.0 if counts[-1] else chi_square_p(counts[:-1], p[:-1])
     return chi_square_p(counts, p)

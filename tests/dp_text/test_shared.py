@@ -67,7 +67,7 @@ def session_text(session: Any) -> list[int]:
     return drawn.text(client, provider, lambda token: token == 0)
 
 
-def law() -> tuple[np.ndarray, np.ndarray]:
+def distribution() -> tuple[np.ndarray, np.ndarray]:
     """Of the plaintext generator's first token, all references in one place."""
     public, private = Lanes(PRIVATE, WEIGHTS, 1, 3, 1), Lanes(PRIVATE, WEIGHTS, 3, 6, 1)
     rows = [OF_CLIENT[0], [0] * 6, OF_PROVIDER[0]]
@@ -78,7 +78,7 @@ def law() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_without_noise_it_is_the_likeliest_text() -> None:
-    tokens, p = law()
+    tokens, p = distribution()
     assert session_text(PlaintextSession())[0] == tokens[p.argmax()]
 
 
@@ -97,16 +97,17 @@ def test_two_parties_write_the_same_text(simulation: Simulation) -> None:
     assert seen == {("client", table), ("client", place), ("provider", place)}
 
 
-def test_the_law_with_both_noises() -> None:
-    """Chi-square of 1,000 first tokens in plaintext against the law by enumeration of the two
-    noises' sum: false-alarm rate 1e-6. With one noise it is softmax, which is another law here.
+def test_the_distribution_with_both_noises() -> None:
+    """Chi-square of 1,000 first tokens in plaintext against the distribution by enumeration of the
+    two noises' sum: false-alarm rate 1e-6. With one noise it is softmax, which is another
+    distribution here.
     """
     session = PlaintextSession()
     drawn = SharedText(session, REQUEST, CHOICE)
     client, provider = half(OF_CLIENT, noisy=True), half(OF_PROVIDER, noisy=True)
     found = [drawn.draw_token(client, provider, []) for _ in range(1_000)]
-    tokens, p = law()
-    # The law of a winner under the sum of two Gumbels, by a fine sample of its own.
+    tokens, p = distribution()
+    # The distribution of a winner under the sum of two Gumbels, by a fine sample of its own.
     rng = np.random.default_rng(0)
     noise = rng.gumbel(size=(2, 400_000, len(p))).sum(axis=0)
     flat = np.bincount(np.argmax(np.log(p) + noise, axis=1), minlength=len(p)) / 400_000

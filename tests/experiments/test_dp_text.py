@@ -89,8 +89,8 @@ def sample(count: int, at: float, seed: int) -> np.ndarray:
 
 
 def test_mauve_of_known_cases() -> None:
-    """1 for the same sample, near it for the same law, 0 for another place, between them falling
-    with the distance.
+    """1 for the same sample, near it for the same distribution, 0 for another place, between them
+    falling with the distance.
     """
     real = sample(200, 0.0, 1)
     assert metrics.mauve(real, real, 0)[0] == pytest.approx(1.0, abs=1e-9)
@@ -115,7 +115,7 @@ def test_the_interval_of_mauve_is_as_wide_as_samples_differ() -> None:
 
 
 def test_the_area_under_a_frontier() -> None:
-    """Of disjoint laws it is that under x = (1 - s)^c, y = s^c: for c = 1 a half."""
+    """Of disjoint distributions it is that under x = (1 - s)^c, y = s^c: for c = 1 a half."""
     p, q = np.array([1.0, 0.0]), np.array([0.0, 1.0])
     assert metrics.frontier_area(p, q, 1.0) == pytest.approx(0.5, abs=2e-3)
     exact = 5 * math.gamma(5) * math.gamma(6) / math.gamma(11)  # c B(c, c + 1)
@@ -376,7 +376,7 @@ def test_references_help_where_a_cell_lies_above_the_public_model() -> None:
 
 
 def test_the_control_is_the_method_without_its_references() -> None:
-    """The same law as with nulls alone, and no row of a reference is looked at."""
+    """The same distribution as with nulls alone, and no row of a reference is looked at."""
     plan = DpTextPlan(tokens=12)
     (cell,) = [c for c in cells(plan) if c.method == dp_text.CONTROL and c.epsilon == 10.0][:1]
     method = dp_text.method_for(cell.wanted(plan))

@@ -1,4 +1,4 @@
-"""Ways to draw candidates: each keeps the law of the model, and does what its name says."""
+"""Ways to draw candidates: each keeps the model's distribution, and does what its name says."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def written(way: Way, number: int, tokens: int) -> watermark_drawing.Told:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.name} {way.k}")
-def test_a_text_has_the_law_of_the_model(way: Way) -> None:
+def test_a_text_has_the_distribution_of_the_model(way: Way) -> None:
     """Three tokens under each of 1,000 keys; false alarm: 1e-6."""
-    law = Chain(Prg.from_seed(0, "unused")).law(3)
+    distribution = Chain(Prg.from_seed(0, "unused")).text_distribution(3)
     texts = [tuple(written(way, number, 3).tokens[:3]) for number in range(1000)]
-    assert p_value(texts, law) > FALSE_ALARM
+    assert p_value(texts, distribution) > FALSE_ALARM
 
 
 def test_ways_do_what_they_say() -> None:

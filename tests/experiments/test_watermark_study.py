@@ -26,7 +26,7 @@ from experiments.claims.watermark_plan import (
     WatermarkPlan,
     cells,
 )
-from experiments.claims.watermark_texts import Author, Lanes, Method, draws, law_of, write
+from experiments.claims.watermark_texts import Author, Lanes, Method, distribution_of, draws, write
 from experiments.common import commands
 from models.hf import load_folded
 from models.tokenizer import Tokenizer
@@ -123,17 +123,17 @@ def test_lanes_are_the_model(
     one = ModelSampler(config, weights, frozenset(), Sampling(0.7))
     state = lanes.after(lanes.begun(PROMPTS), np.array([1, 2, 3]))
     state = lanes.after(lanes.picked(state, np.array([2, 0, 2])), np.array([4, 5, 6]))
-    law = law_of(state.logits, 0.7, [])
+    distribution = distribution_of(state.logits, 0.7, [])
     for lane, text in enumerate([(*PROMPTS[2], 3, 4), (*PROMPTS[0], 1, 5), (*PROMPTS[2], 3, 6)]):
         expected = one.distribution(tuple(map(int, text)))
-        assert law.p[lane] == pytest.approx(expected, rel=1e-3, abs=1e-7)
+        assert distribution.p[lane] == pytest.approx(expected, rel=1e-3, abs=1e-7)
         entropy = -(expected * np.log(expected)).sum()
-        assert law.entropy[lane] == pytest.approx(entropy, rel=1e-3)
-    assert (law_of(state.logits, 0.7, [0, 9]).p[:, [0, 9]] == 0).all()
+        assert distribution.entropy[lane] == pytest.approx(entropy, rel=1e-3)
+    assert (distribution_of(state.logits, 0.7, [0, 9]).p[:, [0, 9]] == 0).all()
 
 
 class Alone:
-    """The law of one text by itself."""
+    """The distribution of one text by itself."""
 
     def __init__(self, lanes: Lanes, prompt: np.ndarray, prg: Prg, temperature: float) -> None:
         self.lanes, self.prompt, self.prg, self.temperature = lanes, prompt, prg, temperature
@@ -142,7 +142,7 @@ class Alone:
         state = self.lanes.begun(self.prompt[None])
         for token in prefix[len(self.prompt) :]:
             state = self.lanes.after(state, np.array([token]))
-        return law_of(state.logits, self.temperature, [0]).p[0]
+        return distribution_of(state.logits, self.temperature, [0]).p[0]
 
 
 def test_texts_are_those_of_the_package(pair: tuple[Lanes, Lanes, Tokenizer]) -> None:
@@ -161,14 +161,16 @@ def test_texts_are_those_of_the_package(pair: tuple[Lanes, Lanes, Tokenizer]) ->
         pair[1],
     )
     for j, author in enumerate(authors(method)):
-        law = Alone(lanes, PROMPTS[j], author.prg, 0.8)
-        embedder = Embedder(author.keys, Scheme(4), law, TokenUnits(), 2, 1, (History(False),))
+        distribution = Alone(lanes, PROMPTS[j], author.prg, 0.8)
+        embedder = Embedder(
+            author.keys, Scheme(4), distribution, TokenUnits(), 2, 1, (History(False),)
+        )
         embedder.m = None
-        embedder.sampler = ModelLike(law)  # type: ignore[assignment]
+        embedder.sampler = ModelLike(distribution)  # type: ignore[assignment]
         prompt = tuple(map(int, PROMPTS[j]))
         assert embedder.text(prompt, 6).content == tuple(written.tokens[j])
         noise = MarkedNoise(author.keys[0], 4, lanes.config.vocab_size, History(), author.prg)
-        found, _ = race_text(law.distribution, noise, prompt, 6, frozenset())
+        found, _ = race_text(distribution.distribution, noise, prompt, 6, frozenset())
         assert found == tuple(raced.tokens[j])
         flat = Method("flat", 3)
         marked = write(flat, authors(flat)[j : j + 1], lanes, PROMPTS[j : j + 1], 6, 0.8, [0])
@@ -176,7 +178,7 @@ def test_texts_are_those_of_the_package(pair: tuple[Lanes, Lanes, Tokenizer]) ->
         embedder = Embedder(
             again.keys,
             Scheme(4),
-            Candidates(law, again.prg),
+            Candidates(distribution, again.prg),
             TokenUnits(),
             3,
             1,
@@ -189,22 +191,22 @@ def test_texts_are_those_of_the_package(pair: tuple[Lanes, Lanes, Tokenizer]) ->
 
 
 class Candidates:
-    """Independent draws of a law, in the order in which the study draws them."""
+    """Independent draws of a distribution, in the order in which the study draws them."""
 
-    def __init__(self, law: Alone, prg: Prg) -> None:
-        self.law, self.prg = law, prg
+    def __init__(self, distribution: Alone, prg: Prg) -> None:
+        self.distribution, self.prg = distribution, prg
 
     def sample(self, prefix: Any, n: int, max_tokens: int) -> list[Drawn]:
         points = self.prg.uniform((n,))
-        return [Drawn((t,), False) for t in draws(self.law.distribution(prefix), points)]
+        return [Drawn((t,), False) for t in draws(self.distribution.distribution(prefix), points)]
 
 
 class ModelLike(ModelSampler):
-    def __init__(self, law: Alone) -> None:
-        self.law, self.ends = law, frozenset()
+    def __init__(self, distribution: Alone) -> None:
+        self.distribution, self.ends = distribution, frozenset()
 
     def distribution(self, prefix: Any) -> np.ndarray:
-        return self.law.distribution(prefix)
+        return self.distribution.distribution(prefix)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_every_rule_gets_a_distribution_of_one_token(name: str) -> None:
         np.testing.assert_array_equal(np.asarray(of_drafts)[:2], np.eye(VOCAB)[drafts] * 2**16)
 
 
-def test_texts_have_the_models_law() -> None:
+def test_texts_have_the_models_distribution() -> None:
     """Chi-square of whole texts by the plain rule, false-alarm rate 1e-6; a rule that takes drafts
     for ones of the model's is noticed.
     """
@@ -129,12 +129,12 @@ def test_texts_have_the_models_law() -> None:
 
     def p_of(right: bool) -> float:
         found = Counter(text(right) for _ in range(6000))
-        law: dict[Any, float] = {}
+        distribution: dict[Any, float] = {}
         for a in range(3):
             for b in range(3):
                 for c in range(3):
                     rows = (table[0], table[a], table[b])
-                    law[a, b, c] = float(
+                    distribution[a, b, c] = float(
                         np.prod(
                             [
                                 sampling.distribution(row)[t]
@@ -142,7 +142,11 @@ def test_texts_have_the_models_law() -> None:
                             ]
                         )
                     )
-        return float(chi_square_p(np.array([found[t] for t in law]), np.array([*law.values()])))
+        return float(
+            chi_square_p(
+                np.array([found[t] for t in distribution]), np.array([*distribution.values()])
+            )
+        )
 
     assert p_of(True) > 1e-6
     assert p_of(False) < 1e-6

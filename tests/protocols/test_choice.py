@@ -157,7 +157,7 @@ def draws(count: int, given: tuple[np.ndarray, ...], parties: int, scale: float 
     return np.bincount(found, minlength=WIDTH)
 
 
-def test_the_law_of_a_token() -> None:
+def test_the_distribution_of_a_token() -> None:
     """Chi-square against softmax over 100,000 draws, false-alarm rate 1e-6; at a 3 % lower
     temperature, and with the noise of two parties, it fails.
     """
@@ -173,7 +173,7 @@ def test_the_law_of_a_token() -> None:
         assert chi_square_p(wrong[:-1].astype(float), p) < 1e-6
 
 
-def test_two_noises_flatten_the_law() -> None:
+def test_two_noises_flatten_the_distribution() -> None:
     """Oracle 12 of the spec: (2, 1, 0, -1) at temperature one, with a Gumbel of each party."""
     choice = Choice.of(1, 0.5, 1.0, 10.0, noises=2)
     stream = Prg.from_seed(3, "noise")

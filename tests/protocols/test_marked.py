@@ -1,4 +1,4 @@
-"""The race under the provider's noise: the winner, its law, and who knows what."""
+"""The race under the provider's noise: the winner, its distribution, and who knows what."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_client_brings_drafts_alone() -> None:
         verifier("marked", Sampling(0.0))
 
 
-# ---- the law
+# ---- the distribution
 
 
 def texts(count: int, noise: Noise = lambda rows: rows, tokens: int = 4) -> list[tuple[int, ...]]:
@@ -98,21 +98,21 @@ def texts(count: int, noise: Noise = lambda rows: rows, tokens: int = 4) -> list
     return found
 
 
-LAW = Chain(Prg.from_seed(0, "unused")).law(4)
+WANTED = Chain(Prg.from_seed(0, "unused")).text_distribution(4)
 
 
-def test_texts_have_the_models_law() -> None:
+def test_texts_have_the_models_distribution() -> None:
     """4,000 texts of four tokens against all 81 by enumeration, false-alarm rate 1e-6. A twin that
     uses a row of noise for two rows fails it, and so does one that adds none to the last rows.
     """
-    assert p_value(texts(4000), LAW) > FALSE_ALARM
-    assert p_value(texts(4000, lambda rows: np.repeat(rows[:1], len(rows), axis=0)), LAW) < 1e-6
+    assert p_value(texts(4000), WANTED) > FALSE_ALARM
+    assert p_value(texts(4000, lambda rows: np.repeat(rows[:1], len(rows), axis=0)), WANTED) < 1e-6
     some = np.array([[1], [0], [0]])
-    assert p_value(texts(4000, lambda rows: rows * some[: len(rows)]), LAW) < 1e-6
+    assert p_value(texts(4000, lambda rows: rows * some[: len(rows)]), WANTED) < 1e-6
 
 
 def test_the_rule_on_shares_is_the_plaintext_rule() -> None:
-    """What the law is tested with is what runs on shares."""
+    """What the distribution is tested with is what runs on shares."""
     rule, stream = Marked(Sampling()), Prg.from_seed(4, "noise")
     for drafts in ([0, 2], [1, 1], [2, 0]):
         rows, noise = RNG.normal(0, 1, (3, 3)).astype(np.float32), rule.provider_input(2, 3, stream)

@@ -47,8 +47,10 @@ def chains(seed: int, sampling: Sampling = Sampling(), certain: bool = False) ->
         key = which, prefix
         if key not in tables:
             one = certain and which == "q"
-            law = np.eye(VOCAB)[rng.integers(VOCAB)] if one else rng.dirichlet(np.ones(VOCAB))
-            tables[key] = law
+            distribution = (
+                np.eye(VOCAB)[rng.integers(VOCAB)] if one else rng.dirichlet(np.ones(VOCAB))
+            )
+            tables[key] = distribution
         return tables[key]
 
     return (

@@ -53,8 +53,10 @@ def chains(seed: int, certain: bool = False) -> tuple[Any, Any]:
         key = which, prefix
         if key not in tables:
             one = certain and which == "q"
-            law = np.eye(VOCAB)[rng.integers(VOCAB)] if one else rng.dirichlet(np.ones(VOCAB))
-            tables[key] = rng.multinomial(total, law)
+            distribution = (
+                np.eye(VOCAB)[rng.integers(VOCAB)] if one else rng.dirichlet(np.ones(VOCAB))
+            )
+            tables[key] = rng.multinomial(total, distribution)
         return tables[key]
 
     return (

@@ -79,14 +79,14 @@ def test_eq_4_fails_where_all_can_be_counted() -> None:
     guesses read half of them or more with the binomial tail, above Eq. 4.
     """
     vocab, epsilon, tokens, share = 3, 1.0, 4, 0.5
-    law = rows(np.arange(vocab), "grr", epsilon, 1)
-    best = law.argmax(axis=0)  # of a uniform token, for each output
+    distribution = rows(np.arange(vocab), "grr", epsilon, 1)
+    best = distribution.argmax(axis=0)  # of a uniform token, for each output
     found = 0.0
     for text in itertools.product(range(vocab), repeat=tokens):
         for seen in itertools.product(range(vocab), repeat=tokens):
             right = sum(best[o] == t for o, t in zip(seen, text, strict=True))
             if right >= share * tokens:
-                found += math.prod(law[t, o] for t, o in zip(text, seen, strict=True))
+                found += math.prod(distribution[t, o] for t, o in zip(text, seen, strict=True))
     found /= vocab**tokens
     assert found == pytest.approx(tail(token_bounds(vocab, epsilon)[1], tokens, share), rel=1e-12)
     assert found > 10 ** log10_eq4(vocab, epsilon, tokens, share) * 2

@@ -49,10 +49,10 @@ def test_arr_renormalised() -> None:
     """Oracle 1."""
     found = beta(COLUMN, "arr-renormalised", 2.0, 1)
     assert found == pytest.approx([1.3987, 1.4424, 1.6778, 1.8588], abs=5e-5)
-    law = rows(COLUMN, "arr-renormalised", 2.0, 1)
-    assert law[0] == pytest.approx([0.57447, 0.19122, 0.15656, 0.07775], abs=1e-5)
-    assert law.sum(axis=1) == pytest.approx(np.ones(4), rel=1e-14)
-    assert worst_ratio_across(law, COLUMN) == pytest.approx(8.7643, abs=5e-5)
+    distribution = rows(COLUMN, "arr-renormalised", 2.0, 1)
+    assert distribution[0] == pytest.approx([0.57447, 0.19122, 0.15656, 0.07775], abs=1e-5)
+    assert distribution.sum(axis=1) == pytest.approx(np.ones(4), rel=1e-14)
+    assert worst_ratio_across(distribution, COLUMN) == pytest.approx(8.7643, abs=5e-5)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -97,9 +97,9 @@ def test_sound_mechanisms_hold_on_any_column(values: list[float], epsilon: float
     """Equal values, which are one output, included."""
     column = np.array(values)
     for mechanism in SOUND:
-        law = rows(column, mechanism, epsilon, 3)
-        assert law.sum(axis=1) == pytest.approx(np.ones(len(values)), rel=1e-12)
-        assert holds(epsilon, law, column)
+        distribution = rows(column, mechanism, epsilon, 3)
+        assert distribution.sum(axis=1) == pytest.approx(np.ones(len(values)), rel=1e-12)
+        assert holds(epsilon, distribution, column)
 
 
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=9), st.floats(0.01, 3))
@@ -109,17 +109,17 @@ def test_an_empty_window_raises_epsilon_and_keeps_the_ends_in_order(
     """ARR: p is never below a q, whatever the column."""
     column = np.array(values)
     for mechanism in ("arr", "arr-renormalised"):
-        law = rows(column, mechanism, epsilon, 1)
-        assert np.all(np.diag(law) >= law.max(axis=1) * (1 - 1e-12))
-        assert np.all(law > 0)
+        distribution = rows(column, mechanism, epsilon, 1)
+        assert np.all(np.diag(distribution) >= distribution.max(axis=1) * (1 - 1e-12))
+        assert np.all(distribution > 0)
 
 
 def test_equal_values_are_one_output() -> None:
     """Bins of equal values add up before a ratio is taken."""
     column = np.array([0.0, 0.0, 1.0])
-    law = rows(column, "grr", 1.0, 1)
+    distribution = rows(column, "grr", 1.0, 1)
     p, q = math.e / (math.e + 2), 1 / (math.e + 2)
-    assert worst_ratio_across(law, column) == pytest.approx(max((p + q) / (2 * q), p / q))
+    assert worst_ratio_across(distribution, column) == pytest.approx(max((p + q) / (2 * q), p / q))
 
 
 # ---- the paper's size: one column of 32,000 values, which are 4096 alike
@@ -150,18 +150,19 @@ def test_at_the_papers_size_nothing_is_kept_and_little_is_revealed(
     """
     budget, vocab = EPSILON / FEATURES, len(llama_column)
     tokens = np.random.default_rng(1).integers(0, vocab, 24)
-    law = some_rows(llama_column, budget, tokens)
-    keep = law[np.arange(len(tokens)), tokens]
+    distribution = some_rows(llama_column, budget, tokens)
+    keep = distribution[np.arange(len(tokens)), tokens]
     assert keep * vocab == pytest.approx(np.full(len(tokens), 1.00313), abs=2e-5)
     assert FEATURES * keep.mean() == pytest.approx(0.128, abs=5e-4)
-    apart = np.abs(np.log(law[:, None] / law[None])).max()
+    apart = np.abs(np.log(distribution[:, None] / distribution[None])).max()
     assert 0.00315 < apart <= budget
-    # Kullback and Leibler, all features together: one token's law from another's, on average.
+    # Kullback and Leibler, all features together: one token's distribution from another's, on
+    # average.
     for epsilon, wanted in ((EPSILON, 1.3e-6), (27.0, 5.6e-6)):
-        law = some_rows(llama_column, epsilon / FEATURES, tokens)
-        law /= law.sum(axis=1, keepdims=True)
-        logs = np.log(law)
-        apart = np.sum(law * logs, axis=1)[:, None] - law @ logs.T
+        distribution = some_rows(llama_column, epsilon / FEATURES, tokens)
+        distribution /= distribution.sum(axis=1, keepdims=True)
+        logs = np.log(distribution)
+        apart = np.sum(distribution * logs, axis=1)[:, None] - distribution @ logs.T
         of_pairs = apart.sum() / (len(tokens) * (len(tokens) - 1))
         assert FEATURES * of_pairs == pytest.approx(wanted, rel=0.05)
 
@@ -172,11 +173,13 @@ def test_the_deficit_given_to_the_own_value_costs_thousands(llama_column: np.nda
     """
     budget = EPSILON / FEATURES
     tokens = np.array([3, 17])
-    law = some_rows(llama_column, budget, tokens)
+    distribution = some_rows(llama_column, budget, tokens)
     own = np.arange(2), tokens
-    assert law[own] / law[0, 99] == pytest.approx(np.full(2, math.exp(budget)), rel=1e-4)
-    law[own] += 1 - law.sum(axis=1)
-    ratio = law[0, 3] / law[1, 3]
+    assert distribution[own] / distribution[0, 99] == pytest.approx(
+        np.full(2, math.exp(budget)), rel=1e-4
+    )
+    distribution[own] += 1 - distribution.sum(axis=1)
+    ratio = distribution[0, 3] / distribution[1, 3]
     assert ratio == pytest.approx(2.003, abs=5e-4)
     assert 2835 < FEATURES * math.log(ratio) < 2850
     # On the small column as well.

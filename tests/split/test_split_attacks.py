@@ -47,7 +47,7 @@ def params_of(config: ModelConfig) -> dict:
 
 
 def zipf_texts(count: int, seed: int, length: int = LENGTH) -> list[list[int]]:
-    """Tokens alone, each by a law that public text shares: token t with 1 / (t + 2)."""
+    """Tokens alone, each by a distribution that public text shares: token t with 1 / (t + 2)."""
     chances = 1 / np.arange(2, VOCAB + 2)
     source = np.random.default_rng(seed)
     return source.choice(VOCAB, (count, length), p=chances / chances.sum()).tolist()

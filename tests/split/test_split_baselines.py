@@ -1,5 +1,5 @@
-"""T2T and SnD: the laws of their noise, and what they do to text (spec: oracle 12 of NOIR).
-Kolmogorov and Smirnov's tests raise a false alarm once in a million seeds; theirs is fixed.
+"""T2T and SnD: the distributions of their noise, and what they do to text (spec: oracle 12 of
+NOIR). Kolmogorov and Smirnov's tests raise a false alarm once in a million seeds; theirs is fixed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_the_l1_norm_of_noise_at_the_papers_size() -> None:
     assert code / found == pytest.approx(40, abs=1.5)
 
 
-def test_spherical_noise_has_its_law() -> None:
+def test_spherical_noise_has_its_distribution() -> None:
     """Radius Gamma(m, 1 / eta); a coordinate's square of the unit direction Beta(1/2, (m-1)/2);
     both signs alike; radius and direction on their own.
     """

@@ -1,5 +1,5 @@
-"""The codebook's tables by sorting are the mechanisms' laws by brute force. Chi-square tests raise
-a false alarm once in a million seeds; theirs is fixed.
+"""The codebook's tables by sorting are the mechanisms' distributions by brute force. Chi-square
+tests raise a false alarm once in a million seeds; theirs is fixed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from spu_llm.core.prg import Prg
 from spu_llm.systems.split import vocabulary
 from spu_llm.systems.split.mechanisms import MECHANISMS, SOUND, drawn_rows
 from spu_llm.systems.split.vocabulary import (
-    ColumnLaw,
-    column_law,
+    ColumnDistribution,
+    column_distribution,
     draw,
     draw_codebook,
     expected_distortion,
@@ -32,22 +32,24 @@ FALSE_ALARM = 1e-6
 PER_FEATURE = 13 / 4096  # the paper's epsilon / m
 
 
-def exact_rows(law: ColumnLaw) -> list[list[Fraction]]:
+def exact_rows(distribution: ColumnDistribution) -> list[list[Fraction]]:
     """P(k|t) of what `ColumnLaw.draw` does with its uniform whole numbers, by token."""
-    size, whole = len(law.order), 1 << 63
+    size, whole = len(distribution.order), 1 << 63
     found = [[Fraction(0)] * size for _ in range(size)]
-    for a, token in enumerate(law.order):
-        keep, left = (Fraction(int(x[a]), whole) for x in (law.keep, law.left))
+    for a, token in enumerate(distribution.order):
+        keep, left = (Fraction(int(x[a]), whole) for x in (distribution.keep, distribution.left))
         found[token][token] += keep
         for b in range(size):
             if b == a:
                 continue
             side, sums, first = (
-                (left, law.rising, b) if b < a else (1 - left, law.falling, size - 1 - b)
+                (left, distribution.rising, b)
+                if b < a
+                else (1 - left, distribution.falling, size - 1 - b)
             )
             bound = int(sums[a if b < a else size - 1 - a])
             share = Fraction(int(sums[first + 1]) - int(sums[first]), bound)
-            found[token][law.order[b]] += (1 - keep) * side * share
+            found[token][distribution.order[b]] += (1 - keep) * side * share
     return found
 
 
@@ -57,19 +59,19 @@ def exact_rows(law: ColumnLaw) -> list[list[Fraction]]:
     st.floats(0.002, 8),
 )
 @settings(max_examples=60, deadline=None)
-def test_the_sampler_has_the_mechanisms_law(
+def test_the_sampler_has_the_mechanisms_distribution(
     values: list[float], mechanism: str, budget: float
 ) -> None:
     """All its whole numbers swept, as fractions: brute force agrees, no value is lost, and sound
     mechanisms hold the epsilon that is stated, rounding included.
     """
     column = np.array(values)
-    law = column_law(column, mechanism, budget * (1 - vocabulary.ROUNDING), 2)
-    found = exact_rows(law)
+    distribution = column_distribution(column, mechanism, budget * (1 - vocabulary.ROUNDING), 2)
+    found = exact_rows(distribution)
     assert all(sum(row) == 1 for row in found)
     wanted = drawn_rows(column, mechanism, budget * (1 - vocabulary.ROUNDING), 2)
     assert np.array(found, float) == pytest.approx(wanted, rel=1e-9)
-    assert np.array(found, float) == pytest.approx(wanted, rel=law.rounding)
+    assert np.array(found, float) == pytest.approx(wanted, rel=distribution.rounding)
     if mechanism in SOUND:
         merged = [
             [sum(p for p, x in zip(row, values, strict=True) if x == v) for v in set(values)]
@@ -80,13 +82,13 @@ def test_the_sampler_has_the_mechanisms_law(
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_draws_have_the_law(mechanism: str) -> None:
-    """Chi-square of all tokens' draws together, and a law that is off is noticed."""
+def test_draws_have_the_distribution(mechanism: str) -> None:
+    """Chi-square of all tokens' draws together, and a distribution that is off is noticed."""
     column, draws = np.array([0.5, -1.0, 0.1, 0.1, 2.0]), 4000
-    law, prg = column_law(column, mechanism, 1.5, 1), Prg.from_seed(0, mechanism)
+    distribution, prg = column_distribution(column, mechanism, 1.5, 1), Prg.from_seed(0, mechanism)
     counts = np.zeros((5, 5))
     for _ in range(draws):
-        counts[np.arange(5), law.draw(prg)] += 1
+        counts[np.arange(5), distribution.draw(prg)] += 1
 
     def p_value(rows: np.ndarray) -> float:
         statistic = np.sum((counts - draws * rows) ** 2 / (draws * rows))
@@ -203,10 +205,13 @@ def test_the_papers_size() -> None:
 def test_expected_distortion_is_that_of_the_rows() -> None:
     columns = np.random.default_rng(3).normal(size=(40, 3))
     for mechanism in MECHANISMS:
-        laws = [drawn_rows(x, mechanism, 2.0, 4) for x in columns.T]
-        kept = sum(np.diag(law).mean() for law in laws)
+        distributions = [drawn_rows(x, mechanism, 2.0, 4) for x in columns.T]
+        kept = sum(np.diag(distribution).mean() for distribution in distributions)
         apart = [np.abs(x[:, None] - x[None]) for x in columns.T]
-        l1 = sum((law * d).sum(axis=1).mean() for law, d in zip(laws, apart, strict=True))
+        l1 = sum(
+            (distribution * d).sum(axis=1).mean()
+            for distribution, d in zip(distributions, apart, strict=True)
+        )
         found = expected_distortion(columns, mechanism, 2.0, 4)
         assert found.kept == pytest.approx(kept) and found.l1 == pytest.approx(l1)
         assert found.resampled == pytest.approx(sum(d.mean() for d in apart))

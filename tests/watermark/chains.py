@@ -1,4 +1,6 @@
-"""A small Markov chain in place of a model, whose law is known, and chi-square tests of it."""
+"""A small Markov chain in place of a model, whose distribution is known, and chi-square tests of
+it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Chain:
             found += (int(np.searchsorted(np.cumsum(p), point, side="right")),)
         return Drawn(found, False)
 
-    def law(self, tokens: int) -> dict[tuple[int, ...], float]:
+    def text_distribution(self, tokens: int) -> dict[tuple[int, ...], float]:
         """Of a text after a prompt of one token."""
         found = {}
         for text in itertools.product(range(len(self._start)), repeat=tokens):
@@ -57,14 +59,14 @@ def key_of(number: int, label: str = "key") -> Key:
     return Key(Prg.from_seed(number, label).words((4,)).tobytes())
 
 
-def p_value(drawn: Iterable[Any], law: dict[Any, float]) -> float:
+def p_value(drawn: Iterable[Any], distribution: dict[Any, float]) -> float:
     """Of a chi-square test; what is rare goes together."""
     counts = Counter(drawn)
-    assert set(counts) <= set(law)
+    assert set(counts) <= set(distribution)
     total = sum(counts.values())
-    common = [x for x in law if law[x] * total >= 10]
+    common = [x for x in distribution if distribution[x] * total >= 10]
     observed = [counts[x] for x in common]
-    expected = [law[x] * total for x in common]
+    expected = [distribution[x] * total for x in common]
     if total - sum(expected) > 1e-6:
         observed.append(total - sum(observed))
         expected.append(total - sum(expected))

@@ -1,5 +1,5 @@
-"""A text against sessions: the recursion against all alignments, its law without a mark, its
-power.
+"""A text against sessions: the recursion against all alignments, its distribution without a mark,
+its power.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from protocols.verification.distribution import Sampling
 from protocols.verification.marked import Marked
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark import aligning
-from spu_llm.systems.watermark.aligning import FOREIGN, LEAP, LOST, Law, log_evidence, rank
+from spu_llm.systems.watermark.aligning import (
+    FOREIGN,
+    LEAP,
+    LOST,
+    AlignmentPrior,
+    log_evidence,
+    rank,
+)
 from spu_llm.systems.watermark.sessions import Session, Shape
 from tests.protocols.test_race import expected
 from tests.watermark.chains import FALSE_ALARM, key_of
@@ -46,7 +53,7 @@ def step(one: int, other: int, shape: Shape, goes_on: float) -> float:
     return (1.0 if last else 1 - goes_on) if (s2, r2) == (s + 1, 0) else 0.0
 
 
-def by_enumeration(ratios: np.ndarray, shape: Shape, law: Law) -> float:
+def by_enumeration(ratios: np.ndarray, shape: Shape, distribution: AlignmentPrior) -> float:
     """The evidence as a sum over what each token may be: drawn by a row, or foreign, or outside."""
     tokens, rows = ratios.shape
     end = 0.5 / tokens
@@ -71,7 +78,7 @@ def by_enumeration(ratios: np.ndarray, shape: Shape, law: Law) -> float:
                 elif label == FOREIGN_TOKEN:
                     weight *= FOREIGN
                 else:
-                    goes_on = float(law.goes_on[i - 1])
+                    goes_on = float(distribution.goes_on[i - 1])
                     two = sum(
                         step(at, m, shape, goes_on) * step(m, label, shape, goes_on)
                         for m in range(rows)
@@ -106,21 +113,24 @@ def ratios_of(stream: Prg, shape: Shape, tokens: Sequence[int]) -> np.ndarray:
 )
 def test_the_recursion_is_the_sum_over_all_alignments(shape: Shape, tokens: list[int]) -> None:
     chances = np.array([0.3, 0.8, 0.5, 0.9])[: len(tokens)]
-    laws = [Law(chances), *Law.unknown(len(tokens))[:1]]
-    found = log_evidence([stream_of(0), stream_of(1)], shape, tokens, laws)
+    distributions = [AlignmentPrior(chances), *AlignmentPrior.unknown(len(tokens))[:1]]
+    found = log_evidence([stream_of(0), stream_of(1)], shape, tokens, distributions)
     for number, log in enumerate(found):
         ratios = ratios_of(stream_of(number), shape, tokens)
-        sums = [by_enumeration(ratios, shape, law) for law in laws]
+        sums = [by_enumeration(ratios, shape, distribution) for distribution in distributions]
         assert math.exp(log) == pytest.approx(sum(sums) / 2, rel=1e-9)
     sums = []
     for i in (None, *range(len(tokens))):
         ratios = ratios_of(stream_of(0), shape, tokens)
         ratios[i if i is not None else slice(0)] = 0
-        sums.append(sum(by_enumeration(ratios, shape, law) for law in laws))
-    surely = aligning.drawn(stream_of(0), shape, tokens, laws)
+        sums.append(
+            sum(by_enumeration(ratios, shape, distribution) for distribution in distributions)
+        )
+    surely = aligning.drawn(stream_of(0), shape, tokens, distributions)
     np.testing.assert_allclose(surely, 1 - np.array(sums[1:]) / sums[0], rtol=1e-9, atol=1e-12)
-    # A law of alignments: weights add up to 1, less what would come after the last forward.
-    whole = by_enumeration(np.ones((len(tokens), shape.rows)), shape, laws[0])
+    # A distribution of alignments: weights add up to 1, less what would come after the last
+    # forward.
+    whole = by_enumeration(np.ones((len(tokens), shape.rows)), shape, distributions[0])
     assert 0.3 < whole <= 1 + 1e-12
 
 
@@ -136,12 +146,12 @@ def test_how_much_is_worked_on_at_once_does_not_matter(
 ) -> None:
     shape, tokens = Shape(9, 2, 30), [i * i % 9 for i in range(20)]
     streams = [stream_of(i) for i in range(5)]
-    whole = log_evidence(streams, shape, tokens, Law.unknown(20))
+    whole = log_evidence(streams, shape, tokens, AlignmentPrior.unknown(20))
     monkeypatch.setattr(aligning, "_CELLS", block)
     monkeypatch.setattr(aligning, "_BLOCK", 3)
     done: list[tuple[int, int]] = []
     found = log_evidence(
-        streams, shape, tokens, Law.unknown(20), lambda *numbers: done.append(numbers)
+        streams, shape, tokens, AlignmentPrior.unknown(20), lambda *numbers: done.append(numbers)
     )
     np.testing.assert_allclose(found, whole, rtol=1e-9)
     assert done[-1] == (5, 5)
@@ -152,11 +162,13 @@ def test_without_a_mark_p_is_uniform_by_rank_and_seldom_small_by_the_bound() -> 
     evidence is below 0.1 in a tenth of all cases at most (the same rate, binomial).
     """
     shape, rng = Shape(30, 2, 14), np.random.default_rng(1)
-    laws = [Law(np.full(12, 0.5))]
+    distributions = [AlignmentPrior(np.full(12, 0.5))]
     ranks, small, total = np.zeros(20, int), 0, 0
     for number in range(240):
         tokens = rng.integers(0, 30, 12).tolist()
-        logs = log_evidence([stream_of(20 * number + i) for i in range(20)], shape, tokens, laws)
+        logs = log_evidence(
+            [stream_of(20 * number + i) for i in range(20)], shape, tokens, distributions
+        )
         ranks[round(20 * rank(logs[0], logs[1:])) - 1] += 1
         small += int((logs >= math.log(10)).sum())
         total += 20
@@ -198,8 +210,10 @@ def written(stream: Prg, tokens: int) -> tuple[list[int], np.ndarray]:
 
 def evidence(number: int, tokens: Sequence[int], drafts: np.ndarray | None = None) -> float:
     """log10 under a session's stream."""
-    laws = Law.unknown(len(tokens)) if drafts is None else Law.guessed(drafts)
-    return float(log_evidence([stream_of(number)], SHAPE, tokens, laws)[0]) / math.log(10)
+    distributions = (
+        AlignmentPrior.unknown(len(tokens)) if drafts is None else AlignmentPrior.guessed(drafts)
+    )
+    return float(log_evidence([stream_of(number)], SHAPE, tokens, distributions)[0]) / math.log(10)
 
 
 def drafted(tokens: Sequence[int]) -> np.ndarray:
@@ -225,28 +239,34 @@ def test_texts_of_a_hundred_tokens_are_found_whole_in_part_and_edited() -> None:
         for found, least in cases:
             assert evidence(number, found, drafted(found)) > least
             assert evidence(number + 5, found, drafted(found)) < 2
-        surely = aligning.drawn(stream_of(number), SHAPE, mixed, Law.guessed(drafted(mixed)))
+        surely = aligning.drawn(
+            stream_of(number), SHAPE, mixed, AlignmentPrior.guessed(drafted(mixed))
+        )
         assert surely[20:100].mean() > 0.9
         assert max(surely[:5].max(), surely[-15:].max()) < 0.5  # about where, not to the token
 
 
 def test_drafts_that_are_none_of_the_clients_hide_no_mark() -> None:
-    """By themselves they would; beside the laws of unknown drafts they cost a tenth of a digit of
-    p, and guesses that are right lose 0.7.
+    """By themselves they would; beside the distributions of unknown drafts they cost a tenth of a
+    digit of p, and guesses that are right lose 0.7.
     """
     rng = np.random.default_rng(4)
     for number in range(3):
         text, drafts = written(stream_of(number), 100)
         garbage = rng.random(100) < 0.5
 
-        def by(laws: Sequence[Law], number: int = number, text: list[int] = text) -> float:
-            return float(log_evidence([stream_of(number)], SHAPE, text, laws)[0]) / math.log(10)
+        def by(
+            distributions: Sequence[AlignmentPrior], number: int = number, text: list[int] = text
+        ) -> float:
+            return float(
+                log_evidence([stream_of(number)], SHAPE, text, distributions)[0]
+            ) / math.log(10)
 
-        unknown = by(Law.unknown(100))
-        assert by(Law.mixed(garbage)) > unknown - 0.1 > 5
-        assert by(Law.guessed(garbage)) < unknown - 2
-        assert by(Law.mixed(drafts)) > by(Law.guessed(drafts)) - 0.7
-        other = log_evidence([stream_of(number + 5)], SHAPE, text, Law.mixed(garbage))
+        unknown = by(AlignmentPrior.unknown(100))
+        assert by(AlignmentPrior.mixed(garbage)) > unknown - 0.1 > 5
+        assert by(AlignmentPrior.guessed(garbage)) < unknown - 2
+        assert by(AlignmentPrior.mixed(drafts)) > by(AlignmentPrior.guessed(drafts)) - 0.7
+        other = log_evidence([stream_of(number + 5)], SHAPE, text, AlignmentPrior.mixed(garbage))
         assert other[0] < 2 * math.log(10)
 
 
@@ -256,7 +276,7 @@ def test_tokens_that_the_vocabulary_lacks_are_foreign_and_no_verdict() -> None:
     strange = [VOCAB, *text[:50], VOCAB + 7, *text[50:], 10**6, VOCAB]
     guess = np.array([False, *drafts[:50], False, *drafts[50:], False, False])
     assert evidence(0, strange, guess) > 5 and evidence(5, strange, guess) < 2
-    surely = aligning.drawn(stream_of(0), SHAPE, strange, Law.guessed(guess))
+    surely = aligning.drawn(stream_of(0), SHAPE, strange, AlignmentPrior.guessed(guess))
     assert np.isfinite(surely).all() and surely[10:90].mean() > 0.9
     nothing = evidence(0, [VOCAB] * 300)
     assert math.isfinite(nothing) and nothing < 0
@@ -272,14 +292,14 @@ def test_the_right_session_is_found_among_many() -> None:
     text, _ = written(key.session(sessions[20].nonce), 100)
     done: list[tuple[int, int]] = []
     found = aligning.detect(
-        key, sessions, text, Law.unknown(100), 19, lambda *numbers: done.append(numbers)
+        key, sessions, text, AlignmentPrior.unknown(100), 19, lambda *numbers: done.append(numbers)
     )
     assert found.best == sessions[20] and found.log_p < math.log(1e-3)
     assert found.rank == 1.0 and found.references == 19  # 60 sessions, each at 1 / 20
     assert done[-1] == (79, 79) and done == sorted(done)
-    alone = aligning.detect(key, [sessions[20]], text, Law.unknown(100), 19)
+    alone = aligning.detect(key, [sessions[20]], text, AlignmentPrior.unknown(100), 19)
     assert alone.rank == 0.05 and alone.log_p < found.log_p
-    other = aligning.detect(key_of(2), sessions, text, Law.unknown(100))
+    other = aligning.detect(key_of(2), sessions, text, AlignmentPrior.unknown(100))
     assert other.log_p > math.log(1e-2) and other.rank is None
-    nobody = aligning.detect(key, [], text, Law.unknown(100))
+    nobody = aligning.detect(key, [], text, AlignmentPrior.unknown(100))
     assert nobody.best is None and nobody.log_p == 0

@@ -33,7 +33,7 @@ def unmarked(number: int, count: int) -> list[int]:
     return np.searchsorted(np.cumsum(P), points, side="right").tolist()
 
 
-def test_aaronsons_rule_has_the_law_of_the_model() -> None:
+def test_aaronsons_rule_has_the_distribution_of_the_model() -> None:
     mu = {0: 0.5, 1: 0.3, 2: 0.2}
     p = np.array(list(mu.values()))
     drawn = [Aaronson(key_of(i), 3).next(p, []) for i in range(4000)]

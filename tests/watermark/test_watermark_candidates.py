@@ -1,4 +1,6 @@
-"""Candidates in private completions: the tree of a step, the text, its law, and who sees what."""
+"""Candidates in private completions: the tree of a step, the text, its distribution, and who sees
+what.
+"""
 
 from __future__ import annotations
 
@@ -283,7 +285,7 @@ def test_candidates_that_cannot_be_served(change: dict[str, Any], words: str) ->
         Request(**fields).check(PRIVATE)
 
 
-# ---- the law
+# ---- the distribution
 
 
 class Letters:
@@ -359,41 +361,47 @@ def written(
     return tuple(side.tokens)
 
 
-LAW = Chain(Prg.from_seed(0, "unused")).law(4)
+WANTED = Chain(Prg.from_seed(0, "unused")).text_distribution(4)
 
 
 @pytest.mark.parametrize(
     ("drafts", "kept", "keys"), [(2, True, 1), (0, True, 1), (0, False, 1), (1, True, 2)]
 )
-def test_a_marked_text_has_the_law_of_the_model(drafts: int, kept: bool, keys: int) -> None:
-    """Four tokens under each of 1,000 fresh keys, or pairs of them: the law of the chain. False
-    alarm: 1e-6. Where a text's own seeds decide again, it does not pass.
+def test_a_marked_text_has_the_distribution_of_the_model(
+    drafts: int, kept: bool, keys: int
+) -> None:
+    """Four tokens under each of 1,000 fresh keys, or pairs of them: the distribution of the chain.
+    False alarm: 1e-6. Where a text's own seeds decide again, it does not pass.
     """
     texts = [
         written(number, 0, 4, drafts, [History(kept) for _ in range(keys)])
         for number in range(1000)
     ]
-    assert (p_value(texts, LAW) > FALSE_ALARM) == kept
+    assert (p_value(texts, WANTED) > FALSE_ALARM) == kept
 
 
 def test_a_text_ends_where_the_models_does() -> None:
     """The same where one of the tokens ends a text."""
-    law: dict[tuple[int, ...], float] = {}
-    for text, p in LAW.items():
+    distribution: dict[tuple[int, ...], float] = {}
+    for text, p in WANTED.items():
         short = tuple(itertools.takewhile(lambda token: token != 2, text))
-        law[short] = law.get(short, 0.0) + p
+        distribution[short] = distribution.get(short, 0.0) + p
     texts = [written(number, 0, 4, 1, [History()], [2]) for number in range(600)]
-    assert p_value(texts, law) > FALSE_ALARM
+    assert p_value(texts, distribution) > FALSE_ALARM
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
-def test_texts_of_a_key_have_the_law_together(kept: bool) -> None:
+def test_texts_of_a_key_have_the_distribution_together(kept: bool) -> None:
     """Two texts of two tokens under each of 1,200 keys. False alarm: 1e-6. Where the second text
     does not know of the first one, it does not pass.
     """
-    law = Chain(Prg.from_seed(0, "unused")).law(2)
-    both = {(one, two): law[one] * law[two] for one in law for two in law}
+    distribution = Chain(Prg.from_seed(0, "unused")).text_distribution(2)
+    both = {
+        (one, two): distribution[one] * distribution[two]
+        for one in distribution
+        for two in distribution
+    }
     drawn = []
     for number in range(1200):
         history = History(kept)

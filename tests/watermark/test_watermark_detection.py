@@ -217,7 +217,9 @@ def test_likelihood_ratios() -> None:
 
 
 def test_tails_of_likelihood_ratios() -> None:
-    """sum log u of uniforms is -Gamma: the saddle point beside the exact law, and drawn ones."""
+    """sum log u of uniforms is -Gamma: the saddle point beside the exact distribution, and drawn
+    ones.
+    """
     ratios = scores.log_ratios(Family(), 3, 1)
     for count in (1, 2, 5, 60):
         for quantile in (0.5, 0.9, 0.999, 1e-3):

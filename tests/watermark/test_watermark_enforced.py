@@ -24,7 +24,7 @@ from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.program import ProviderInputs, Served
-from spu_llm.systems.watermark.aligning import Law, detect
+from spu_llm.systems.watermark.aligning import AlignmentPrior, detect
 from spu_llm.systems.watermark.guessing import drafts_of
 from spu_llm.systems.watermark.sessions import Session, Shape
 from tests.tiny import PRIVATE, PUBLIC, VOCAB, endless, tiny_params
@@ -93,14 +93,14 @@ def test_a_text_is_drawn_by_the_providers_rows_and_found_by_its_key(
     other = side_of(tokenizer, plan, seed=9)
     assert in_the_clear(other, plan, 5).emitted == report.emitted and other.tokens == text
     session, guess = session_of(plan), drafts_of(PUBLIC, DRAFT_PARAMS, text)
-    for laws in (Law.unknown(16), Law.guessed(guess)):
-        found = detect(key_of(5), [session], text, laws)
+    for distributions in (AlignmentPrior.unknown(16), AlignmentPrior.guessed(guess)):
+        found = detect(key_of(5), [session], text, distributions)
         assert found.log_p < math.log(1e-6) and found.best == session
-        assert detect(key_of(6), [session], text, laws).log_p > math.log(1e-2)
+        assert detect(key_of(6), [session], text, distributions).log_p > math.log(1e-2)
         strange = Session(bytes(16), session.began, session.shape)
-        assert detect(key_of(5), [strange], text, laws).log_p > math.log(1e-2)
+        assert detect(key_of(5), [strange], text, distributions).log_p > math.log(1e-2)
     excerpt = text[4:]
-    assert detect(key_of(5), [session], excerpt, Law.unknown(12)).log_p < math.log(1e-2)
+    assert detect(key_of(5), [session], excerpt, AlignmentPrior.unknown(12)).log_p < math.log(1e-2)
 
 
 def test_what_was_drafted_is_told_by_the_text(tokenizer: Tokenizer) -> None:

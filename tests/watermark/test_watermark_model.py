@@ -73,12 +73,12 @@ def test_spread_candidates_are_fair_and_differ_more() -> None:
 
 
 @pytest.mark.parametrize("spread", [False, True])
-def test_candidates_and_the_chosen_one_have_the_law_of_the_model(spread: bool) -> None:
+def test_candidates_and_the_chosen_one_have_the_distribution_of_the_model(spread: bool) -> None:
     """Four candidates that share their draws, or do not: the first of them, and who is chosen."""
     config, weights = load_folded(shipped("public"))
-    prg, law = Prg.from_seed(7, f"draws {spread}"), {0: 0.5, 1: 0.3, 2: 0.2}
+    prg, distribution = Prg.from_seed(7, f"draws {spread}"), {0: 0.5, 1: 0.3, 2: 0.2}
     sampler = ModelSampler(config, weights, frozenset(), SAMPLING, prg, spread=spread)
-    rows, first, chosen, distinct = np.tile(list(law.values()), (4, 1)), [], [], 0
+    rows, first, chosen, distinct = np.tile(list(distribution.values()), (4, 1)), [], [], 0
     for trial in range(3000):
         drawn = sampler._draw(rows, np.zeros(4, int)).tolist()
         tokens = sorted(set(drawn))
@@ -87,8 +87,10 @@ def test_candidates_and_the_chosen_one_have_the_law_of_the_model(spread: bool) -
         first.append(drawn[0])
         chosen.append(tokens[choose(key_of(trial), grams, counts, Family(), prg).index])
         distinct += len(tokens)
-    assert p_value(first, law) > FALSE_ALARM and p_value(chosen, law) > FALSE_ALARM
-    independent = sum(1 - (1 - p) ** 4 for p in law.values()) * 3000
+    assert (
+        p_value(first, distribution) > FALSE_ALARM and p_value(chosen, distribution) > FALSE_ALARM
+    )
+    independent = sum(1 - (1 - p) ** 4 for p in distribution.values()) * 3000
     assert (distinct > 1.05 * independent) == spread
 
 

@@ -1,4 +1,6 @@
-"""Marked noise in private completions: the text, its law, what is kept of it, and who sees what."""
+"""Marked noise in private completions: the text, its distribution, what is kept of it, and who sees
+what.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +170,7 @@ def test_the_provider_sees_the_same_with_a_mark_and_without(
     assert sum(traffic.messages for *_, traffic in of_provider[0]) > 20
 
 
-# ---- the law
+# ---- the distribution
 
 
 def winners_of(rows: np.ndarray, drafts: np.ndarray) -> RaceOutcome:
@@ -204,14 +206,18 @@ def played(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_texts_of_a_key_have_the_law_of_the_model_together(kept: bool) -> None:
+def test_texts_of_a_key_have_the_distribution_of_the_model_together(kept: bool) -> None:
     """Two texts of two tokens under each of 1,500 keys, n-grams of two, one draft a step: all four
-    tokens have the law of unmarked ones. False alarm: 1e-6. Where the second text does not know of
-    the first, it does not pass.
+    tokens have the distribution of unmarked ones. False alarm: 1e-6. Where the second text does not
+    know of the first, it does not pass.
     """
     row = lambda text: NEXT[text[-1]] if text else START  # noqa: E731
-    law = {(a, b): float(row(())[a] * row((a,))[b]) for a in range(3) for b in range(3)}
-    both = {(one, two): law[one] * law[two] for one in law for two in law}
+    distribution = {(a, b): float(row(())[a] * row((a,))[b]) for a in range(3) for b in range(3)}
+    both = {
+        (one, two): distribution[one] * distribution[two]
+        for one in distribution
+        for two in distribution
+    }
     drawn = []
     for number in range(1500):
         history, texts = History(), []

@@ -2,8 +2,8 @@
 
 Events are those of `dp_accounting`, which compose; three are our own, as the library lacks them:
 `BoundedRangeDpEvent`, an exponential mechanism; `DisjointDpEvent`, mechanisms on disjoint parts of
-a fixed partition; `ApproximateDpEvent`, one whose law is nearly an ideal one's. The accountant
-refuses what it cannot account for (`UnsupportedEventError`).
+a fixed partition; `ApproximateDpEvent`, one whose distribution is nearly an ideal one's. The
+accountant refuses what it cannot account for (`UnsupportedEventError`).
 
 Sources: Bun and Steinke 2016 (zCDP, composition); Cesar and Rogers 2021, lemma 3.2 (a mechanism
 whose privacy loss has range eta is eta^2 / 8-zCDP); Canonne, Kamath and Steinke 2020, proposition
@@ -57,7 +57,7 @@ class DisjointDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 @attrs.frozen
 class ApproximateDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     """`event`, but for a probability of `delta`: what noise of finite precision or range is, whose
-    law is within `delta` (total variation) of an ideal one's, whatever the references are.
+    distribution is within `delta` (total variation) of an ideal one's, whatever the references are.
     """
 
     event: dp_event.DpEvent
@@ -65,9 +65,9 @@ class ApproximateDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 
 
 class Spent(NamedTuple):
-    """Within `delta` (total variation) of a law that is rho-zCDP. Such distances add up; which
-    tokens an ideal law could draw and the real one cannot may depend on the references, so that
-    this is less than delta-approximate zCDP.
+    """Within `delta` (total variation) of a distribution that is rho-zCDP. Such distances add up;
+    which tokens an ideal distribution could draw and the real one cannot may depend on the
+    references, so that this is less than delta-approximate zCDP.
     """
 
     rho: float
@@ -77,8 +77,9 @@ class Spent(NamedTuple):
 class ZcdpAccountant(PrivacyAccountant):  # type: ignore[misc]
     """Adds up rho of zCDP, and the distance of what is only nearly it.
 
-    Where the ideal laws are (epsilon, delta)-private, laws within d of them are (epsilon, delta +
-    (1 + e^epsilon) d)-private: P(A) <= P'(A) + d <= e^epsilon Q'(A) + delta + d, Q'(A) <= Q(A) + d.
+    Where the ideal distributions are (epsilon, delta)-private, distributions within d of them are
+    (epsilon, delta + (1 + e^epsilon) d)-private: P(A) <= P'(A) + d <= e^epsilon Q'(A) + delta + d,
+    Q'(A) <= Q(A) + d.
     """
 
     def __init__(self, adjacency: str = "replace-by-null") -> None:
@@ -117,7 +118,7 @@ class ZcdpAccountant(PrivacyAccountant):  # type: ignore[misc]
 
 
 def _costs(distance: float, epsilon: float) -> float:
-    """Return what total variation from the ideal laws, of both neighbours, adds to delta."""
+    """Return what both neighbours' distances from the ideal distributions add to delta."""
     return distance * (1 + math.exp(min(epsilon, 700.0))) if distance else 0.0
 
 

@@ -148,8 +148,14 @@ class Attacker:
             else:
                 last = text.tokens[number - 1]
                 public, private = self._public.step(last)[0], self._private.step(last)
-            laws = [log_law(self._parameters, public, private, world) for world in self._worlds]
-            total += float(log_ratio(*(np.logaddexp.reduce(law[outcome]) for law in laws)))
+            distributions = [
+                log_distribution(self._parameters, public, private, world) for world in self._worlds
+            ]
+            total += float(
+                log_ratio(
+                    *(np.logaddexp.reduce(distribution[outcome]) for distribution in distributions)
+                )
+            )
         return total
 
 
@@ -160,10 +166,11 @@ def token_game(
     vocab]; the canary is reference 0, and all others are there.
     """
     worlds = {True: np.ones(parameters.batch, bool), False: np.arange(parameters.batch) > 0}
-    laws = {
-        there: log_law(parameters, public, private, present) for there, present in worlds.items()
+    distributions = {
+        there: log_distribution(parameters, public, private, present)
+        for there, present in worlds.items()
     }
-    ratios = log_ratio(laws[True], laws[False])
+    ratios = log_ratio(distributions[True], distributions[False])
 
     def game(present: bool, prg: Prg) -> float:
         token = method.begin(worlds[present], prg)
@@ -172,7 +179,7 @@ def token_game(
     return game
 
 
-def log_law(
+def log_distribution(
     parameters: Parameters, public: np.ndarray, private: np.ndarray, present: np.ndarray
 ) -> np.ndarray:
     """Return the next token's log-probabilities, float64 [vocab]; -inf for no candidate."""
@@ -183,7 +190,9 @@ def log_law(
 
 
 def log_ratio(with_canary: np.ndarray, without: np.ndarray) -> np.ndarray:
-    """Return the log-ratio of two log-laws [vocab]; infinite for what neither law draws."""
+    """Return the log-ratio of two log-distributions [vocab]; infinite for what neither distribution
+    draws.
+    """
     neither = np.isneginf(with_canary) & np.isneginf(without)
     return np.where(neither, np.inf, with_canary - np.where(neither, 0.0, without))
 

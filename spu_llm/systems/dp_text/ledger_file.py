@@ -107,9 +107,9 @@ def opened(
     out: Path, run: dict[str, Any], references: Sequence[str], spends: dict[str, Any]
 ) -> Iterator[CorpusFile]:
     """Yield the corpus file of this run, which may go on with what an earlier one began. `run`: all
-    that the texts' law depends on, public, as JSON has it; `spends`: what a reference is charged
-    once its text was begun. InputError when FILE is in use, was begun with something else, or
-    cannot be written.
+    that the texts' distribution depends on, public, as JSON has it; `spends`: what a reference is
+    charged once its text was begun. InputError when FILE is in use, was begun with something else,
+    or cannot be written.
     """
     with _failures(out):
         descriptor = os.open(out, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)

@@ -1,4 +1,5 @@
-"""One token of InvisibleInk: difference clipping, top-k+, and the law that the token is drawn from.
+"""One token of InvisibleInk: difference clipping, top-k+, and the distribution that the token is
+drawn from.
 
 Vinod, Pillutla, Thakurta (arXiv 2507.02974), section 3 and algorithm 1. Symbols: phi_pub [m], the
 public logits; phi_i [B, m], those with reference i in the prompt; C clips; tau is the temperature.
@@ -114,6 +115,6 @@ def weights(public: np.ndarray, mean: np.ndarray, temperature: float) -> np.ndar
 
 
 def probabilities(public: np.ndarray, mean: np.ndarray, temperature: float) -> np.ndarray:
-    """Compute the token's law over the candidates, float64 [m]: softmax(phibar / tau)."""
+    """Compute the token's distribution over the candidates, float64 [m]: softmax(phibar / tau)."""
     unscaled = weights(public, mean, temperature)
     return unscaled / unscaled.sum()

@@ -25,16 +25,18 @@ _MOST = 500.0  # no epsilon of a statement is larger
 
 def text_event(choice: Choice, places: int, tokens: int, delta: float) -> dp_event.DpEvent:
     """Return what `tokens` draws among `places` candidates each spend, for statements at `delta` or
-    above: a law in zCDP, and how far the bounds of the noise put each draw from it.
+    above: a distribution in zCDP, and how far the bounds of the noise put each draw from it.
     """
     loss = choice.loss(places)
-    law = BoundedRangeDpEvent(math.sqrt(8 * loss.rho))
+    distribution = BoundedRangeDpEvent(math.sqrt(8 * loss.rho))
     # What a statement says at most, where the bounds take no more than they may.
-    most = epsilon_of(tokens * law.rho, (1 - _OF_DELTA) * delta)
+    most = epsilon_of(tokens * distribution.rho, (1 - _OF_DELTA) * delta)
     one = loss.delta(1, min(most, _MOST))
     if tokens * one > _OF_DELTA * delta:
         return dp_event.NonPrivateDpEvent()
-    return dp_event.SelfComposedDpEvent(ApproximateDpEvent(law, loss.total_variation), tokens)
+    return dp_event.SelfComposedDpEvent(
+        ApproximateDpEvent(distribution, loss.total_variation), tokens
+    )
 
 
 def epsilon_of_text(choice: Choice, places: int, tokens: int, delta: float) -> float:

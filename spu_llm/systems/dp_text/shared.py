@@ -12,8 +12,9 @@ Who learns what. Both learn the text and nothing else of each other's references
 them are null, nor their lengths. A reference is protected from the other party by its own party's
 noise alone, which that party knows, at the scale of the exponential mechanism: rho is that of one
 noise (`protocols.dp.noise`). Outsiders meet the sum of two. The price of noise that nobody has to
-agree on is the token's law, which is flatter than softmax, about sqrt 2 times as hot; noise that
-neither party knows would have softmax's own at the same rho, and take a secure draw of it.
+agree on is the token's distribution, which is flatter than softmax, about sqrt 2 times as hot;
+noise that neither party knows would have softmax's own at the same rho, and take a secure draw of
+it.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ __all__ = [
     "MECHANISMS",
     "SOUND",
     "Codebook",
-    "ColumnLaw",
+    "ColumnDistribution",
     "Distortion",
-    "column_law",
+    "column_distribution",
     "draw",
     "draw_codebook",
     "expected_distortion",
@@ -54,7 +54,7 @@ _LARGEST = 100.0  # eps_i: e^eps_i and e^-eps_i are far from the ends of float64
 
 
 @dataclass(frozen=True)
-class ColumnLaw:
+class ColumnDistribution:
     """How the tokens of one column are drawn; arrays [V] by place in sorted order."""
 
     order: np.ndarray  # int64: the token at a place
@@ -79,8 +79,12 @@ class ColumnLaw:
         return drawn
 
 
-def column_law(values: np.ndarray, mechanism: str, budget: float, features: int) -> ColumnLaw:
-    """Return the law of a column [V] for eps_i = budget. ValueError where 63 bits are too few."""
+def column_distribution(
+    values: np.ndarray, mechanism: str, budget: float, features: int
+) -> ColumnDistribution:
+    """Return the distribution of a column [V] for eps_i = budget. ValueError where 63 bits are too
+    few.
+    """
     size = len(values)
     # 1.
     order = np.argsort(values, kind="stable")
@@ -118,7 +122,9 @@ def column_law(values: np.ndarray, mechanism: str, budget: float, features: int)
     rounding = 2 * (4 / least + 2.0**-46)
     if rounding > ROUNDING * budget:
         raise _too_few(mechanism, size, budget)
-    return ColumnLaw(order, keep, left, rising, falling, float(totals.spent.max()), rounding)
+    return ColumnDistribution(
+        order, keep, left, rising, falling, float(totals.spent.max()), rounding
+    )
 
 
 class Codebook(NamedTuple):
@@ -146,11 +152,11 @@ def draw(table: np.ndarray, mechanism: str, epsilon: float, prg: Prg) -> Codeboo
         column = np.ascontiguousarray(table[:, i])
         if not np.all(np.isfinite(column)):
             raise ValueError(f"feature {i} of the token table has values that are not finite")
-        law = column_law(column, mechanism, budget, features)
-        taken = law.draw(prg)
+        distribution = column_distribution(column, mechanism, budget, features)
+        taken = distribution.draw(prg)
         codebook[:, i] = column[taken]
         kept += taken == own
-        spent += law.spent
+        spent += distribution.spent
     return Codebook(codebook, kept, spent)
 
 
@@ -170,15 +176,15 @@ class Distortion(NamedTuple):
 def expected_distortion(
     table: np.ndarray, mechanism: str, budget: float, features: int
 ) -> Distortion:
-    """Compute the distortion of the law for eps_i = budget, from sums alone: what `draw` gives on
-    average. table: [V, k], some features of a table of `features`, for which the sums are.
+    """Compute the distortion of the distribution for eps_i = budget, from sums alone: what `draw`
+    gives on average. table: [V, k], some features of a table of `features`, for which the sums are.
     """
     kept = l1 = resampled = 0.0
     for values in np.asarray(table, np.float64).T:
-        law = column_law(values, mechanism, budget, features)
-        x = values[law.order]
+        distribution = column_distribution(values, mechanism, budget, features)
+        x = values[distribution.order]
         c = decay(mechanism, float(x[-1] - x[0]), budget, features)
-        keep = np.ldexp(law.keep.astype(np.float64), -_BITS)
+        keep = np.ldexp(distribution.keep.astype(np.float64), -_BITS)
         weights, distances = _both_sides(x, c)
         kept += float(keep.mean())
         l1 += float(((1 - keep) * distances / weights).mean())

@@ -10,23 +10,24 @@ uniform one. p is not known here, so that the ratio of a token is a mixture over
 weights that were set once; its table has 2^16 steps, the mean of which is exactly 1. Along an
 alignment rows are distinct, their numbers independent, and the product of ratios has mean 1 under
 H0: the text was not drawn by the rows of the session. So has their mean over alignments, by any
-law that the text alone decides on: a recursion over tokens, as of a hidden Markov model
+distribution that the text alone decides on: a recursion over tokens, as of a hidden Markov model
 (`log_evidence`).
 
     E evidence <= 1 under H0, so P(evidence >= 1/p) <= p                    (Markov's inequality)
 
 for every text, every length and every nonce that the text was not made with: 1 / evidence is a
 p-value, however small, without a simulation, and so is that of the mean over all recorded sessions.
-(Of the best alignment, a sum of -log(1 - u), no law is known, and under H0 it grows by 2.1 to 2.3 a
-token with four drafts, where a marked token of two bits adds 2.08: taking the best loses too much.)
-It errs to one side: p is seldom reached. `rank` draws the law itself, by fresh nonces of the same
-key for the same text and shape, and is exact, but says nothing below 1 in the number of draws.
+(Of the best alignment, a sum of -log(1 - u), no distribution is known, and under H0 it grows by 2.1
+to 2.3 a token with four drafts, where a marked token of two bits adds 2.08: taking the best loses
+too much.) It errs to one side: p is seldom reached. `rank` draws the distribution itself, by fresh
+nonces of the same key for the same text and shape, and is exact, but says nothing below 1 in the
+number of draws.
 
 Where the client drafts with a model that the provider has, too, the text tells how many drafts
 stayed: a draft is the likeliest token after the text so far, and a forward goes on after a token
-that is one. `guessed` makes a law of alignments of that, and short texts are found by it. Of a
-client that drafted otherwise it says what is wrong; `mixed` keeps the other laws beside it, which
-costs at most a factor 5 of evidence.
+that is one. `guessed` makes a distribution of alignments of that, and short texts are found by it.
+Of a client that drafted otherwise it says what is wrong; `mixed` keeps the other distributions
+beside it, which costs at most a factor 5 of evidence.
 """
 
 from __future__ import annotations
@@ -71,43 +72,43 @@ _TABLE = table()
 
 
 @dataclass(frozen=True)
-class Law:
-    """A law of alignments. goes_on: the chance float64 [token] that the forward which drew a token
-    draws the next one, too, if a row is left.
+class AlignmentPrior:
+    """A distribution of alignments. goes_on: the chance float64 [token] that the forward which drew
+    a token draws the next one, too, if a row is left.
     """
 
     goes_on: np.ndarray
 
     @staticmethod
-    def unknown(tokens: int) -> list[Law]:
-        """Return several laws, one for each chance in STAYS, of which one may be near."""
-        return [Law(np.full(tokens, chance)) for chance in STAYS]
+    def unknown(tokens: int) -> list[AlignmentPrior]:
+        """Return several distributions, one for each chance in STAYS, of which one may be near."""
+        return [AlignmentPrior(np.full(tokens, chance)) for chance in STAYS]
 
     @staticmethod
-    def guessed(drafts: np.ndarray, sure: float = 0.95) -> list[Law]:
-        """Return the law by which tokens are drafts, bool [token], as far as can be said without
-        the prompt.
+    def guessed(drafts: np.ndarray, sure: float = 0.95) -> list[AlignmentPrior]:
+        """Return the distribution by which tokens are drafts, bool [token], as far as can be said
+        without the prompt.
         """
-        return [Law(np.where(drafts, sure, 1 - sure))]
+        return [AlignmentPrior(np.where(drafts, sure, 1 - sure))]
 
     @staticmethod
-    def mixed(drafts: np.ndarray) -> list[Law]:
-        """Return the law of `guessed`, and the laws of `unknown`: the client need not have drafted
-        with the model that was asked.
+    def mixed(drafts: np.ndarray) -> list[AlignmentPrior]:
+        """Return the distribution of `guessed`, and the distributions of `unknown`: the client need
+        not have drafted with the model that was asked.
         """
-        return [*Law.guessed(drafts), *Law.unknown(len(drafts))]
+        return [*AlignmentPrior.guessed(drafts), *AlignmentPrior.unknown(len(drafts))]
 
 
 def log_evidence(
     streams: Sequence[Prg],
     shape: Shape,
     tokens: Sequence[int],
-    laws: Sequence[Law],
+    distributions: Sequence[AlignmentPrior],
     progress: Progress = lambda done, of: None,
 ) -> np.ndarray:
     """Compute the log evidence, float64 [stream], that the tokens are of a session with this
-    stream; the evidence is the mean over laws. A token that the session's vocabulary lacks is drawn
-    by no row.
+    stream; the evidence is the mean over distributions. A token that the session's vocabulary lacks
+    is drawn by no row.
     """
     if not len(tokens):
         return np.zeros(len(streams))
@@ -115,7 +116,7 @@ def log_evidence(
     logs = []
     for first in range(0, len(streams), at_once):
         some = streams[first : first + at_once]
-        walks = [_Walk(len(some), shape, law) for law in laws]
+        walks = [_Walk(len(some), shape, distribution) for distribution in distributions]
         for start in range(0, len(tokens), _BLOCK):
             block = tokens[start : start + _BLOCK]
             ratios = np.stack([_ratios(stream, shape, block) for stream in some], axis=1)
@@ -124,10 +125,12 @@ def log_evidence(
                     walk.take(row)
         logs.append(special.logsumexp([walk.log for walk in walks], axis=0))
         progress(first + len(some), len(streams))
-    return np.concatenate(logs) - math.log(len(laws))
+    return np.concatenate(logs) - math.log(len(distributions))
 
 
-def drawn(stream: Prg, shape: Shape, tokens: Sequence[int], laws: Sequence[Law]) -> np.ndarray:
+def drawn(
+    stream: Prg, shape: Shape, tokens: Sequence[int], distributions: Sequence[AlignmentPrior]
+) -> np.ndarray:
     """Return how surely the rows of a session drew a token, or one of its neighbours where there
     are many: float64 [token], given that the text is of the session.
 
@@ -136,14 +139,14 @@ def drawn(stream: Prg, shape: Shape, tokens: Sequence[int], laws: Sequence[Law])
     """
     size = -(-len(tokens) // _PARTS)
     parts = -(-len(tokens) // size)
-    whole = log_evidence([stream], shape, tokens, laws)[0]
-    walks = [_Walk(parts, shape, law) for law in laws]
+    whole = log_evidence([stream], shape, tokens, distributions)[0]
+    walks = [_Walk(parts, shape, distribution) for distribution in distributions]
     for i, token in enumerate(tokens):
         ratios = np.tile(_ratios(stream, shape, [token]), (parts, 1))
         ratios[i // size] *= _NOTHING
         for walk in walks:
             walk.take(ratios)
-    left = special.logsumexp([walk.log for walk in walks], axis=0) - math.log(len(laws))
+    left = special.logsumexp([walk.log for walk in walks], axis=0) - math.log(len(distributions))
     return np.asarray(np.repeat(-np.expm1(np.minimum(left - whole, 0)), size)[: len(tokens)])
 
 
@@ -163,15 +166,15 @@ class _Walk:
     divided by exp(log) [n].
     """
 
-    def __init__(self, count: int, shape: Shape, law: Law) -> None:
-        self._shape, self._law, self._taken = shape, law, 0
+    def __init__(self, count: int, shape: Shape, distribution: AlignmentPrior) -> None:
+        self._shape, self._distribution, self._taken = shape, distribution, 0
         self._at, self._past = np.zeros((count, shape.rows)), np.zeros(count)
         self.log = np.zeros(count)
         # Half of all alignments begin with the session, half of the others anywhere in it; and so
         # they do in the text.
         self._enter = np.full(shape.rows, 0.5 / shape.rows)
         self._enter[0] += 0.5
-        tokens = len(law.goes_on)
+        tokens = len(distribution.goes_on)
         self._begin = np.full(tokens, 0.5 / tokens)
         self._begin[0] += 0.5
         self._end = 0.5 / tokens
@@ -183,7 +186,7 @@ class _Walk:
         came = begin[:, None] * self._enter
         if i:
             chance = 1 - FOREIGN - self._end
-            came += chance * moved(self._at, self._shape, float(self._law.goes_on[i - 1]))
+            came += chance * moved(self._at, self._shape, float(self._distribution.goes_on[i - 1]))
         self._past += self._end * self._at.sum(axis=1)
         self._at *= FOREIGN
         self._at += ratios * came
@@ -243,7 +246,7 @@ def detect(
     key: Key,
     sessions: Sequence[Session],
     tokens: Sequence[int],
-    laws: Sequence[Law],
+    distributions: Sequence[AlignmentPrior],
     references: int = 0,
     progress: Progress = lambda done, of: None,
 ) -> SessionEvidence:
@@ -261,7 +264,7 @@ def detect(
         by_shape.setdefault(session.shape, []).append(i)
     for shape, which in by_shape.items():
         streams = [key.session(sessions[i].nonce) for i in which]
-        logs[which] = log_evidence(streams, shape, tokens, laws, tell)
+        logs[which] = log_evidence(streams, shape, tokens, distributions, tell)
         done += len(which)
     log_p = min(0.0, math.log(len(sessions)) - float(special.logsumexp(logs)))
     best = int(np.argmax(logs))
@@ -272,7 +275,7 @@ def detect(
         [key.session(fresh_nonce()) for _ in range(references)],
         sessions[best].shape,
         tokens,
-        laws,
+        distributions,
         tell,
     )
     p = rank(float(logs[best]), others) * len(sessions)

@@ -5,18 +5,20 @@ WatermarkRecursive (§2.6). A step's rows are a tree (`text_rows.tree`): the can
 drafts of its own, go through one secure forward, and the next step stands after the winner, by rows
 that only the client knows.
 
-A chunk is what one step gives, however many tokens that are, and the text has the model's law:
+A chunk is what one step gives, however many tokens that are, and the text has the model's
+distribution:
 
 1. A candidate's tokens X_1, ..., X_(k+1) are the accepted drafts and the token after. Whether they
    end at place j follows from what was drawn up to j, so that k + 1 is a stopping time, and each
-   X_j has the model's law after the text and X_1, ..., X_(j-1) (speculative sampling, or the race).
-   By the strong Markov property such a step and then a text of the model's law, drawn by fresh
-   randomness, are together one text of the model's law. Where the text ends, or has its length,
-   follows from the tokens.
-2. Given the text, the candidates of a step are independent and of one law, and the choice keeps it
+   X_j has the model's distribution after the text and X_1, ..., X_(j-1) (speculative sampling, or
+   the race). By the strong Markov property such a step and then a text of the model's distribution,
+   drawn by fresh randomness, are together one text of the model's distribution. Where the text
+   ends, or has its length, follows from the tokens.
+2. Given the text, the candidates of a step are independent and of one distribution, and the choice
+keeps it
    (Theorem 4.1), since it is made by numbers that nothing before depends on: the history has the
    seeds of all candidates of the steps before, not of the winners alone. Winners under one key have
-   that law each, and the next key, which chooses among them, knows nothing of the first.
+   that distribution each, and the next key, which chooses among them, knows nothing of the first.
 
 Everything is drawn afresh in every step. A race that took the noise of a place again, as it does
 without candidates, would bring tokens of candidates back that lost, whose seeds mark no more.

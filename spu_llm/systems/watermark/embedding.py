@@ -1,7 +1,7 @@
 """Marked text from any sampler: Watermark and WatermarkRecursive (§2.1, §2.6), chunk by chunk.
 
 A chunk is one of m candidates of up to k tokens. With several keys K_1, ..., K_t there are m^t, all
-drawn at once, which is the same law (`selecting.Chooser`). With k = 1 and a sampler whose
+drawn at once, which is the same distribution (`selecting.Chooser`). With k = 1 and a sampler whose
 distribution is known (`m` None), every token of the vocabulary is a candidate and its probability
 is its count: the limit of many candidates, Aaronson's rule on n-grams that end with the token.
 

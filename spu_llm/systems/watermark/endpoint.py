@@ -30,8 +30,8 @@ _REASON_CHARACTERS = 300
 
 class HttpSampler:
     """Posts model, prompt, n, max_tokens and temperature to `url` (.../v1/completions). The
-    variable SPU_LLM_API_KEY, if it is set, is sent as a bearer token. The texts' law is the
-    endpoint's at that temperature, which is all that the mark keeps.
+    variable SPU_LLM_API_KEY, if it is set, is sent as a bearer token. The texts' distribution is
+    the endpoint's at that temperature, which is all that the mark keeps.
     """
 
     def __init__(

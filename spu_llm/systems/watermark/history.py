@@ -4,8 +4,8 @@ Under one key an n-gram has one number. If it takes part in two choices these de
 and texts of one key resemble each other more than the model's do (§9.1; two calls agree in .625 of
 cases where chance gives .5). What has taken part once, in a candidate that lost too, is left out
 from then on: each choice is then made by numbers that nothing before depends on, so that all texts
-of a key together have the law of the unmarked ones. The price: a text that repeats what was written
-before is marked less.
+of a key together have the distribution of the unmarked ones. The price: a text that repeats what
+was written before is marked less.
 
 A key's history lies beside it. It holds names of seeds (`keys`), which tell nothing about their
 numbers:

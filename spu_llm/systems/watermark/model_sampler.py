@@ -31,8 +31,8 @@ class ModelSampler:
 
     `spread`: candidates share their draws (systematic sampling): at each token, those that are
     alike so far take points u0 + i/g of [0, 1), permuted, in place of independent ones. Each one's
-    law is the model's as before (§9.2), and fewer are alike. With candidates of one token the mark
-    is the stronger for it; of longer ones few are alike anyway.
+    distribution is the model's as before (§9.2), and fewer are alike. With candidates of one token
+    the mark is the stronger for it; of longer ones few are alike anyway.
     """
 
     def __init__(

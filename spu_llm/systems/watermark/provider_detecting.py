@@ -14,7 +14,7 @@ from models.hf import load_model
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.systems.watermark import aligning
-from spu_llm.systems.watermark.aligning import Law, SessionEvidence
+from spu_llm.systems.watermark.aligning import AlignmentPrior, SessionEvidence
 from spu_llm.systems.watermark.detecting import as_p
 from spu_llm.systems.watermark.guessing import drafts_of
 from spu_llm.systems.watermark.keys import KeyFile
@@ -115,12 +115,12 @@ def detect_provider(
     sessions = _chosen(recorded(sessions_path(path), file.key), session, path)
     units = TokenUnits(tokenizer).placed(text)
     tokens = [int.from_bytes(unit.value, "little") for unit in units]
-    laws = _laws(draft_model, tokenizer, tokens)
+    distributions = _priors(draft_model, tokenizer, tokens)
     evidence = aligning.detect(
         file.key,
         sessions,
         tokens,
-        laws,
+        distributions,
         references,
         lambda done, of: on_progress(f"{done} of {of} sessions"),
     )
@@ -128,7 +128,7 @@ def detect_provider(
     # Where a text begins and ends is vague while nothing is known of its drafts.
     if evidence.best is not None and evidence.log_p <= math.log(alpha) and draft_model is not None:
         stream = file.key.session(evidence.best.nonce)
-        surely = aligning.drawn(stream, evidence.best.shape, tokens, laws)
+        surely = aligning.drawn(stream, evidence.best.shape, tokens, distributions)
         parts = _parts(surely)
     shaded = [Shaded(unit.start, unit.end, float(p)) for unit, p in zip(units, surely, strict=True)]
     return ProviderVerdict(evidence, alpha, shaded, parts)
@@ -150,10 +150,12 @@ def _chosen(sessions: list[Session], nonce: str | None, path: Path) -> list[Sess
     return chosen
 
 
-def _laws(directory: Path | None, tokenizer: Tokenizer, tokens: list[int]) -> list[Law]:
+def _priors(
+    directory: Path | None, tokenizer: Tokenizer, tokens: list[int]
+) -> list[AlignmentPrior]:
     """Return the distribution of alignments, by what a public model would have drafted if given."""
     if directory is None:
-        return Law.unknown(len(tokens))
+        return AlignmentPrior.unknown(len(tokens))
     if Tokenizer.load(directory).digest != tokenizer.digest:
         raise InputError(f"--draft-model: {directory} has another tokenizer than the key's")
-    return Law.mixed(drafts_of(*load_model(directory), tokens))
+    return AlignmentPrior.mixed(drafts_of(*load_model(directory), tokens))

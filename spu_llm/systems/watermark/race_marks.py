@@ -3,8 +3,8 @@
 `protocols.verification.race` draws a token as argmax (z_j + g_j), g_j Gumbel noise of the client's
 choice. With g_j a pseudorandom function of a key and the tokens before position j it is the exact
 one-sample watermark: argmax_v log p_v - log(-log u_v) is Aaronson's argmax u_v^(1/p_v). The noise
-is made from uniforms just as the race makes its own, so it has its law to the last bit, and the
-text that of the model.
+is made from uniforms just as the race makes its own, so it has its distribution to the last bit,
+and the text that of the model.
 
 A row depends on tokens alone, so it is the same whenever it is asked for: drafts may use it, and
 those that are rejected have changed nothing. Contexts that occurred before, in this text or in the

@@ -37,7 +37,9 @@ class Sampler(Protocol):
     """Content is of one kind, tokens or text, in all that goes in and comes out."""
 
     def sample(self, prefix: Content, n: int, max_tokens: int) -> Sequence[Drawn]:
-        """Draw n candidates, each of the sampler's law, of up to `max_tokens` tokens of its own."""
+        """Draw n candidates, each of the sampler's distribution, of up to `max_tokens` tokens of
+        its own.
+        """
 
 
 def read_answer(data: bytes, n: int, who: str) -> list[Drawn]:

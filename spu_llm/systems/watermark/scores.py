@@ -1,7 +1,7 @@
 """Scores of the uniform numbers of a text, and their exact p-values, as natural logarithms.
 
 Under H0 (the text was not marked under this key) the numbers R of its distinct n-grams are
-independent draws of F, so that every score has a known law for every length (§2.4):
+independent draws of F, so that every score has a known distribution for every length (§2.4):
 
     sum      F_W(sum R): large where it is marked
     fisher   -2 sum log(1 - F(R)), chi^2 with 2 W degrees of freedom
@@ -118,7 +118,7 @@ def log_ratios_published(family: Family, m: int, k: int, seed: int = 0) -> np.nd
 
 def ratio_tail(ratios: np.ndarray, total: float, count: int) -> float:
     """Return log P(sum of `count` tabulated values at uniform cells >= total), by the saddle point
-    (Lugannani and Rice 1980): the law under H0 is exactly the table's, each cell alike.
+    (Lugannani and Rice 1980): the distribution under H0 is exactly the table's, each cell alike.
     """
     mean, most = float(ratios.mean()), float(ratios.max())
     if total >= count * most:  # all in the best cells

@@ -59,7 +59,8 @@ class Chooser:
 
     They are in groups of m: one of each is chosen under K_t, of m such winners one under K_(t-1),
     and so on. Within one chunk siblings below another key may share seeds, since the choice between
-    them is under a key of its own and each has the right law. Every key has a history of its own.
+    them is under a key of its own and each has the right distribution. Every key has a history of
+    its own.
     """
 
     keys: tuple[Key, ...]
@@ -148,8 +149,9 @@ def among(
     prg: Prg,
     used: Container[bytes] = frozenset(),
 ) -> tuple[Drawn, Choice]:
-    """Choose one of candidates of one law, independent or exchangeable, or winners under other
-    keys; equal ones are counted together. `known` has their n-grams, the rest is as in `choose`.
+    """Choose one of candidates of one distribution, independent or exchangeable, or winners under
+    other keys; equal ones are counted together. `known` has their n-grams, the rest is as in
+    `choose`.
     """
     counts = Counter(candidates)
     choice = choose(key, [known[one] for one in counts], list(counts.values()), family, prg, used)

@@ -13,7 +13,7 @@ a stream only moves forward.
 
 The nonce is fresh from the operating system for every session. With one that served before, two
 texts would be drawn by the same numbers: after equal prompts they would be equal, and others would
-resemble each other, so that neither would have the model's law beside the other.
+resemble each other, so that neither would have the model's distribution beside the other.
 
 Detection has to know the nonces. They are recorded beside the key, before the session's first
 forward, and whoever cannot record one gives no text:

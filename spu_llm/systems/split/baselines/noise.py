@@ -3,8 +3,9 @@
 `spherical` has a density proportional to e^(-eta |z|_2) (Chatzikokolakis et al. 2013; Feyisetan et
 al. 2020): whoever sees x + z may tell x from x' by a factor of e^(eta |x - x'|_2). `published`
 multiplies, coordinate by coordinate, a Gamma(m, 1 / eta) of its own by a uniform number of (-1, 1):
-about sqrt(m) times larger in norm, of another law, and with no such statement. At m = 4096, eta =
-13, its expected L1 norm is 645,277, the "645k" that NOIR prints; that of spherical noise is 16,089.
+about sqrt(m) times larger in norm, of another distribution, and with no such statement. At m =
+4096, eta = 13, its expected L1 norm is 645,277, the "645k" that NOIR prints; that of spherical
+noise is 16,089.
 
 float64 by inversion of 53 random bits: hardened neither against the gaps of floating point
 (Mironov 2012) nor in its far tails. Both serve baselines.

@@ -1,6 +1,6 @@
-"""Marked text has the law of unmarked text, exactly: chi-square tests against the law of a chain,
-each with a false alarm once in a million seeds, which are fixed. What the paper gets wrong, or does
-without, is seen by the same tests.
+"""Marked text has the distribution of unmarked text, exactly: chi-square tests against the
+distribution of a chain, each with a false alarm once in a million seeds, which are fixed. What the
+paper gets wrong, or does without, is seen by the same tests.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def embedder(
     )
 
 
-def test_one_token_has_the_law_of_the_model() -> None:
+def test_one_token_has_the_distribution_of_the_model() -> None:
     prg = Prg.from_seed(0, "mu")
     drawn, plain, uniforms = [], [], {1: [], 2: [], 3: []}
     for trial in range(6000):
@@ -67,7 +67,7 @@ def test_one_token_has_the_law_of_the_model() -> None:
         plain.append(int(tokens[int(np.argmax(numbers))]))
         uniforms.setdefault(int(counts[found.index]), []).append(numbers[found.index])
     assert p_value(drawn, MU) > FALSE_ALARM
-    # Without the exponent m / c: another law, which is told.
+    # Without the exponent m / c: another distribution, which is told.
     assert p_value(plain, MU) < FALSE_ALARM
     assert p_value(plain, {0: 0.414, 1: 0.333, 2: 0.253}) > FALSE_ALARM
     # Lemma A.2: Beta(m / c, 1), mean 1 / (1 + c / m); 6 standard errors.
@@ -86,20 +86,22 @@ def test_one_token_has_the_law_of_the_model() -> None:
         (2, 2, 2, UNIFORM),
     ],
 )
-def test_texts_have_the_law_of_the_model(keys: int, m: int, k: int, family: Family) -> None:
-    """Four tokens in chunks: their joint law, candidates that share n-grams included."""
-    law = Chain(Prg.from_seed(0, "")).law(4)
+def test_texts_have_the_distribution_of_the_model(
+    keys: int, m: int, k: int, family: Family
+) -> None:
+    """Four tokens in chunks: their joint distribution, candidates that share n-grams included."""
+    distribution = Chain(Prg.from_seed(0, "")).text_distribution(4)
     drawn = [
         embedder(trial, keys, m, k, family=family).text((0,), 4).content for trial in range(1200)
     ]
-    assert p_value(drawn, law) > FALSE_ALARM
+    assert p_value(drawn, distribution) > FALSE_ALARM
 
 
 def test_two_texts_of_a_key_are_independent_with_a_history() -> None:
-    law = {
+    distribution = {
         (*a, *b): p * q
         for (a, p), (b, q) in itertools.product(
-            Chain(Prg.from_seed(0, "")).law(2).items(), repeat=2
+            Chain(Prg.from_seed(0, "")).text_distribution(2).items(), repeat=2
         )
     }
 
@@ -110,8 +112,8 @@ def test_two_texts_of_a_key_are_independent_with_a_history() -> None:
             found.append((*marks.text((0,), 2).content, *marks.text((0,), 2).content))
         return found
 
-    assert p_value(pairs(True), law) > FALSE_ALARM
-    assert p_value(pairs(False), law) < FALSE_ALARM
+    assert p_value(pairs(True), distribution) > FALSE_ALARM
+    assert p_value(pairs(False), distribution) < FALSE_ALARM
 
 
 @pytest.mark.parametrize(("m", "agreeing"), [(2, 0.625), (16, 0.860)])
@@ -177,7 +179,7 @@ def test_the_copy_index_trick_is_exact_too() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_a_race_has_the_law_of_the_model(on: bool) -> None:
+def test_a_race_has_the_distribution_of_the_model(on: bool) -> None:
     chain = Chain(Prg.from_seed(0, ""))
 
     def text(trial: int, history: History) -> tuple[int, ...]:
@@ -187,14 +189,14 @@ def test_a_race_has_the_law_of_the_model(on: bool) -> None:
         return found
 
     drawn = [text(trial, History(True)) for trial in range(1200)]
-    assert p_value(drawn, chain.law(3)) > FALSE_ALARM
+    assert p_value(drawn, chain.text_distribution(3)) > FALSE_ALARM
     pairs = []
     for trial in range(1200):
         history = History(on)
         pairs.append((*text(trial, history)[:1], *text(trial, history)[:1]))
-    law = {(a, b): MU[a] * MU[b] for a in MU for b in MU}
+    distribution = {(a, b): MU[a] * MU[b] for a in MU for b in MU}
     # With one key the first token of every text would be the same.
-    assert (p_value(pairs, law) > FALSE_ALARM) == on
+    assert (p_value(pairs, distribution) > FALSE_ALARM) == on
 
 
 def test_n_grams_begin_where_the_prompt_ends() -> None:
