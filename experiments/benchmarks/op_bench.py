@@ -168,7 +168,7 @@ class Bench:
             for runs in (ours, *stock.values()):
                 self._run_once(runs, values)
         stated = asdict(cost_of(ours.function, values))
-        needs = ours.demand.material.values()
+        needs = ours.demand.correlations.values()
         own = ours.summary()
         own |= {
             "rounds": stated.pop("rounds"),
@@ -284,7 +284,7 @@ class Bench:
         return measured.hear(self._session, _note, time.monotonic_ns(), *numbers)
 
     def _ahead(self, demand: Demand) -> dict[str, Any]:
-        """Return what the material of one call costs to make, together."""
+        """Return what the correlated randomness of one call costs to make, together."""
         session = self._session
         material = measured.price(session.meter.entries, demand, session.rank)
         return measured.summed(material.values())

@@ -56,7 +56,9 @@ class Shape:
     prompt_tokens: int
     new_tokens: int  # decoded after the prefill's own token
     seed: int = 0
-    second_batches: bool = False  # of all material, so that its price holds no compilation
+    second_batches: bool = (
+        False  # of all correlated randomness, so that its price holds no compilation
+    )
     extensions: int = 0  # of SPU's stocks of transfers, made in the end to be priced
 
     @property
@@ -305,7 +307,7 @@ def _cells(name: str, cost: dict[str, Any]) -> list[str]:
 
 
 def grouped(material: dict[str, Any]) -> dict[str, Any]:
-    """Add up costs of material by kind (`masked product`, `gate leaf`, ...)."""
+    """Add up costs of correlated randomness by kind (`masked product`, `gate leaf`, ...)."""
     kinds: dict[str, list[Any]] = {}
     for name, cost in material.items():
         kinds.setdefault(" ".join(name.split()[:2]), []).append(cost)

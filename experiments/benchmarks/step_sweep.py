@@ -176,13 +176,13 @@ class _Sweep:
 
     def known_of(self, n: int) -> dict[str, Any]:
         """Return, of a step of n positions: its chain of messages by kind of layer, how many
-        segments SPU runs, and what its material costs to make.
+        segments SPU runs, and what its correlated randomness costs to make.
         """
         step, session = self._first[n], self._session
         demand = step.demand
         material = measured.price(session.meter.entries, demand, session.rank)
         # Bound to the provider's weights: that of the linear layers.
-        bound = [n for n, need in demand.material.items() if need.correlation.fixed is not None]
+        bound = [n for n, need in demand.correlations.items() if need.correlation.fixed is not None]
         return {
             "chain": chains(demand.calls, step.steps),
             "segments": sum(isinstance(s, Run) and not s.local for s in step.steps),

@@ -7,8 +7,9 @@ probabilities: what follows the exponential, on shares of the exact weights exp(
 
 Correlated randomness is made before the clock starts and reported on its own. A run lasts from a
 moment that both parties agreed on until the later one of them is done; they read one clock, since a
-study runs on one machine. The run before the measured ones, which warms up, has material of zeros:
-it is correct, and with test data there is nothing to hide. Delays follow from the plan.
+study runs on one machine. The run before the measured ones, which warms up, has correlated
+randomness of zeros: it is correct, and with test data there is nothing to hide. Delays follow from
+the plan.
 
 Every outcome is compared with plaintext that knows all randomness
 (`experiments.benchmarks.verify_data`).
@@ -41,7 +42,7 @@ from experiments.spu_baseline.block import SLICES, BlockShape
 from protocols.verification import post, token
 from protocols.verification.variants import VARIANTS, Verifier, verifier
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.errors import InputError
 from spu_llm.core.integers import Factor
 from spu_llm.core.op import Cost
@@ -144,12 +145,14 @@ class Zeros:
     uniform.
     """
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         masks, results = (
             [np.zeros((units, *part.shape), np.uint64) for part in parts]
             for parts in (correlation.masks, correlation.results)
         )
-        return Material(masks, results)
+        return Correlations(masks, results)
 
 
 class VerifyBench(Bench):
@@ -194,7 +197,7 @@ class VerifyBench(Bench):
         for number in range(1, 1 + self._repeat):
             update(f"run {number} of {self._repeat} of {name} from {source}")
             once(number)
-        needs = runs.demand.material.values()
+        needs = runs.demand.correlations.values()
         return (
             {"variant": name, "source": source, "draft_length": count}
             | runs.summary()
@@ -247,8 +250,8 @@ class VerifyBench(Bench):
         return measured
 
     def _begin(self) -> int:
-        """Begin a row: return the resident bytes that its memory grows from, test data and material
-        included.
+        """Begin a row: return the resident bytes that its memory grows from, test data and
+        correlated randomness included.
         """
         forget_peak()
         return resident("VmRSS")

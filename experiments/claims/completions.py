@@ -12,10 +12,10 @@ else kept it busy (`others`, in cores), and compared with plaintext.
 
 A run's parts, which add up to all of it:
 
-    launch    both parties' processes, their imports and handshake, and their end: seconds only
-    hint      what the client gets of the weights once, and keeps (`spu_llm.offline.silent`)
-    set_up    oblivious transfer, keys, weights, compiling, agreeing on programs
-    material  batches of correlated randomness, what is left over of them included; seconds that
+    launch    both parties' processes, their imports and handshake, and their end: seconds only hint
+    what the client gets of the weights once, and keeps (`spu_llm.offline.silent`) set_up
+    oblivious transfer, keys, weights, compiling, agreeing on programs correlated randomness
+    batches of correlated randomness, what is left over of them included; seconds that
               the parties plan with are apart (`planning`)
     prefill, decode   online, the client's drafting included
 """
@@ -148,12 +148,12 @@ def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> d
     """Run the completion of `demo` (`spu_llm.systems.decoding.completion`), and account for its
     cost.
     """
-    needs: dict[str, Any] = {}  # the last one of each kind of material
+    needs: dict[str, Any] = {}  # the last one of each kind of correlated randomness
     started: list[float] = []  # the prefill: offline seconds before it
     make = session.make
 
     def noting(demand: Demand) -> None:
-        needs.update(demand.material)
+        needs.update(demand.correlations)
         make(demand)
 
     def watch(event: str, **fields: Any) -> None:
@@ -168,9 +168,9 @@ def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> d
 
 
 def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, Any]:
-    """Return the cost of a completion by its parts, all that the session's meter has; of material
-    also what the completion used of it, in units and as its part of the cost of all but a kind's
-    first batch.
+    """Return the cost of a completion by its parts, all that the session's meter has; of correlated
+    randomness also what the completion used of it, in units and as its part of the cost of all but
+    a kind's first batch.
 
     `demand`: some of every kind. `seconds`: offline, when the prefill began.
     """
@@ -181,7 +181,7 @@ def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, 
     other = "pool", "hint", "wait"
     rest = [e for e in meter.entries if e.phase == "offline" and e.kind not in other]
     material, used = {}, {}
-    for name, need in demand.material.items():
+    for name, need in demand.correlations.items():
         made = [e for e in batches if e.name == name]
         units = len(made) * need.correlation.chunk
         used[name] = replace(need, units=units - session.preprocessing.available(need.correlation))
@@ -206,8 +206,8 @@ def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, 
 
 
 def by_kind(material: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Add up the cost of material by the first two words of its names, which matrices and gates
-    share.
+    """Add up the cost of correlated randomness by the first two words of its names, which matrices
+    and gates share.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, cost in material.items():

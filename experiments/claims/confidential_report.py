@@ -295,8 +295,8 @@ def memory(result: Record) -> list[str]:
 
 
 def per_token(found: Record) -> dict[str, float]:
-    """Return the seconds of a two-party token: decoded, without prefill and material; and of
-    everything.
+    """Return the seconds of a two-party token: decoded, without prefill and correlated randomness;
+    and of everything.
     """
     return {
         "decode": found["seconds"]["decode"] / max(1, found["output"] - 1),

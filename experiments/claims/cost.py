@@ -122,7 +122,7 @@ def linear_offline(
     stock: dict[str, dict[str, Any]], ours: dict[str, Any], layers: int
 ) -> dict[str, Any]:
     """Compare products with weights at one position, embedding and head included: the stock path's
-    encrypted ones, which it makes online, against our material for them, made ahead.
+    encrypted ones, which it makes online, against our correlated randomness for them, made ahead.
     """
     times = {"linear": layers, "embedding": 1, "head": 1}
     seconds = sum(n * stock[kind]["seconds"] for kind, n in times.items())
@@ -189,7 +189,7 @@ def criteria(result: dict[str, Any]) -> list[dict[str, Any]]:
 # ---- the table and the plot
 
 
-MOST = 8  # kinds of material that are listed
+MOST = 8  # kinds of correlated randomness that are listed
 
 
 def table(result: dict[str, Any]) -> str:

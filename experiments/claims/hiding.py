@@ -1,9 +1,9 @@
 """What it costs to hide progress: a whole text, hidden and shown, from the plans alone.
 
 `python -m experiments.claims.hiding --json FILE` writes the figures and prints the table. Bytes and
-messages online, and the material that is demanded, are exact for steps of so many tokens
-(`experiments.cost_model.workload`); bytes and seconds of the material and seconds online are
-estimates (`experiments.cost_model.estimate`).
+messages online, and the correlated randomness that is demanded, are exact for steps of so many
+tokens (`experiments.cost_model.workload`); bytes and seconds of the correlated randomness and
+seconds online are estimates (`experiments.cost_model.estimate`).
 """
 
 from __future__ import annotations

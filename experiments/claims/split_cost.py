@@ -2,9 +2,10 @@
 whole model, from the plans alone.
 
 `python -m experiments.claims.split_cost --json FILE` writes the figures and prints the table.
-Messages and bytes online, and the material that is demanded, are exact
-(`experiments.cost_model.workload`); bytes and seconds of the material, and seconds online, are
-estimates (`experiments.cost_model.estimate`), without what the client computes at its ends.
+Messages and bytes online, and the correlated randomness that is demanded, are exact
+(`experiments.cost_model.workload`); bytes and seconds of the correlated randomness, and seconds
+online, are estimates (`experiments.cost_model.estimate`), without what the client computes at its
+ends.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def compared(
 
 def shares(result: dict[str, Any], of: str = "step") -> dict[str, float]:
     """Return the part that the middle takes of what the whole model takes: seconds, messages and
-    bytes online, seconds on lan; material in bytes that are stored, moved, and in seconds on lan.
+    bytes online, seconds on lan; correlated randomness in bytes that are stored, moved, and in
+    seconds on lan.
     """
     whole, middle = result["whole"][of], result["middle"][of]
     return {

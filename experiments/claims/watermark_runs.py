@@ -9,7 +9,7 @@ have. Systems take turns, so that a machine that gets slower does so for all:
 
 Three drafts a candidate are the default: by dry runs of the shipped pair's steps on lan, over the
 tokens that its acceptance rate lets expect, they cost online what four do within 3 %, on a tree
-that is a quarter smaller; two cost 16 % more, one 47 %. Material grows with all rows.
+that is a quarter smaller; two cost 16 % more, one 47 %. Correlated randomness grows with all rows.
 
 Every marked text has a key of its own, and is looked for by it: the figure beside is log10 p.
 """

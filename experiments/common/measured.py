@@ -102,7 +102,7 @@ def make_second_batches(session: PartySession, demand: Demand) -> None:
     compilation.
     """
     made = batches_made(session.meter.entries)
-    for name, need in demand.material.items():
+    for name, need in demand.correlations.items():
         if len(made.get(name, ())) == 1:
             there = session.preprocessing.available(need.correlation)
             session.preprocessing.prepare(need.correlation, there + 1, need.fixed)
@@ -122,15 +122,15 @@ def batches_made(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict[str, Any]]:
-    """Return what the material of `demand` costs to make, by name: its part of the batches among
-    `entries`.
+    """Return what the correlated randomness of `demand` costs to make, by name: its part of the
+    batches among `entries`.
 
     The first batch of a kind is left out where there are others: it compiles. Kinds that no batch
     was made of are not there.
     """
     made = batches_made(entries)
     found = {}
-    for name, need in demand.material.items():
+    for name, need in demand.correlations.items():
         if name in made:
             batches = made[name][1:] or made[name]
             part = need.units / (len(batches) * need.correlation.chunk)

@@ -1,4 +1,4 @@
-"""SPU's stocks of oblivious transfers, and which batches of material extend them.
+"""SPU's stocks of oblivious transfers, and which batches of correlated randomness extend them.
 
 SPU has a stock of correlated transfers for each direction. What needs transfers takes as many of
 both, and where it does not, both count as the larger one (`Correlation.transfers`). A stock that

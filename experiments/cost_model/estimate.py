@@ -1,14 +1,14 @@
 """What a completion would cost on other machines and networks, by a model of any shape.
 
 Messages, rounds and online bytes are exact: they come from dry runs of the plan on shapes
-(`experiments.cost_model.workload`). Material ahead is exact units times prices, computing a sum of
-rates (`experiments.cost_model.prices`). Online, a network takes what playing the messages on it
-takes (`experiments.common.replay`): about rounds x delay + bytes / bandwidth.
+(`experiments.cost_model.workload`). Correlated randomness ahead is exact units times prices,
+computing a sum of rates (`experiments.cost_model.prices`). Online, a network takes what playing the
+messages on it takes (`experiments.common.replay`): about rounds x delay + bytes / bandwidth.
 
-Making material takes its seconds, half a delay per message and the bytes of both directions one
-after the other; the messages of an extension of SPU's stocks of transfers, whose part the material
-bears, wait for nothing. Each party computes on one core, so that more than two cores between them
-change nothing, and one doubles what computing takes.
+Making correlated randomness takes its seconds, half a delay per message and the bytes of both
+directions one after the other; the messages of an extension of SPU's stocks of transfers, whose
+part the correlated randomness bears, wait for nothing. Each party computes on one core, so that
+more than two cores between them change nothing, and one doubles what computing takes.
 """
 
 from __future__ import annotations

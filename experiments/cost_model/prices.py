@@ -318,7 +318,7 @@ def made_in(result: dict[str, Any], work: Workload) -> Made:
     without the first one, which compiles, where there are others.
     """
     found: Made = []
-    for row in result["material"]:
+    for row in result["correlations"]:
         correlation = work.correlations.get(workload.common_name(row["name"]))
         if correlation is None:
             continue

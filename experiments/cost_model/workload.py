@@ -65,8 +65,8 @@ class Workload:
 
 
 # What computing takes time for: calls (what does not grow with the model), messages, words of
-# shares and material that are handled, and multiplications of words with weights. Those of shared
-# matrices with each other are few.
+# shares and correlated randomness that are handled, and multiplications of words with weights.
+# Those of shared matrices with each other are few.
 COMPUTE = ("calls", "messages", "words", "weight_products")
 _FEW_TOKENS = 64
 

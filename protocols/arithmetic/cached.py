@@ -394,8 +394,10 @@ def _take(party: Party, correlation: Correlation, half: _Half, plan: Schedule, h
     count = len(plan.fresh)
     if not count:
         return
-    material = party.take(correlation, heads * count)
-    a, b, ab = (m.reshape(heads, count, *m.shape[1:]) for m in (*material.masks, *material.results))
+    correlations = party.take(correlation, heads * count)
+    a, b, ab = (
+        m.reshape(heads, count, *m.shape[1:]) for m in (*correlations.masks, *correlations.results)
+    )
     for i, t in enumerate(plan.fresh):
         half.masks[t] = _Masks(a[:, i], b[:, i], ab[:, i], np.zeros_like(b[:, i]))
 

@@ -322,8 +322,10 @@ def _take(party: Party, correlation: Correlation, heads: int, count: int) -> lis
     """Take fresh units, each for all heads."""
     if not count:
         return []
-    material = party.take(correlation, heads * count)
-    words = [m.reshape(heads, count, *m.shape[1:]) for m in (*material.masks, *material.results)]
+    correlations = party.take(correlation, heads * count)
+    words = [
+        m.reshape(heads, count, *m.shape[1:]) for m in (*correlations.masks, *correlations.results)
+    ]
     return [_Unit(*(w[:, i] for w in words)) for i in range(count)]
 
 

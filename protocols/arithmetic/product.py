@@ -183,8 +183,8 @@ def open_together(party: Party, parts: Sequence[np.ndarray]) -> list[np.ndarray]
 
 def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Compute shares of x * y mod 2^64, elementwise, of additively shared words of one shape."""
-    material = party.take(TRIPLE, x.size)
-    a, b, ab = (w.reshape(x.shape) for w in (*material.masks, *material.results))
+    correlations = party.take(TRIPLE, x.size)
+    a, b, ab = (w.reshape(x.shape) for w in (*correlations.masks, *correlations.results))
     # 1.
     e, f = open_masked(party, np.stack([x - a, y - b]))
     # 2.
@@ -210,8 +210,8 @@ def multiply_cost(count: int) -> Cost:
 
 
 def _square(party: Party, x: np.ndarray) -> np.ndarray:
-    material = party.take(SQUARE, x.size)
-    a, cross = (w.reshape(x.shape) for w in (material.masks[party.rank], *material.results))
+    correlations = party.take(SQUARE, x.size)
+    a, cross = (w.reshape(x.shape) for w in (correlations.masks[party.rank], *correlations.results))
     # 1.
     e = open_masked(party, x - a)
     # 2.
@@ -226,8 +226,8 @@ def _opened_square(party: Party, e: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 def _sum_squares(party: Party, x: np.ndarray) -> np.ndarray:
     rows, d = x.shape
-    material = party.take(row_squares(d), rows)
-    a, (cross,) = material.masks[party.rank], material.results
+    correlations = party.take(row_squares(d), rows)
+    a, (cross,) = correlations.masks[party.rank], correlations.results
     # 1.
     e = open_masked(party, x - a)
     # 2.
@@ -236,8 +236,8 @@ def _sum_squares(party: Party, x: np.ndarray) -> np.ndarray:
 
 def _scale_rows(party: Party, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     rows, d = y.shape
-    material = party.take(scaled_row(d), rows)
-    (a, b), (ab,) = material.masks, material.results
+    correlations = party.take(scaled_row(d), rows)
+    (a, b), (ab,) = correlations.masks, correlations.results
     # 1.
     e, f = open_together(party, [x[:, None] - a, y - b])
     # 2.
@@ -246,8 +246,8 @@ def _scale_rows(party: Party, y: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     batch, m, k = x.shape
-    material = party.take(matrix_triple(m, k, y.shape[2]), batch)
-    (a, b), (ab,) = material.masks, material.results
+    correlations = party.take(matrix_triple(m, k, y.shape[2]), batch)
+    (a, b), (ab,) = correlations.masks, correlations.results
     # 1.
     e, f = open_together(party, [x - a, y - b])
     # 2.
@@ -413,8 +413,8 @@ def _linear_two_party(
         raise ValueError(f"masks leave the lowest {SPARE_BITS} bits of a word open; lift {lift}")
     frac_bits = frac_bits_of(w.dtype, party.frac_bits)
     factor = factor_of(w, frac_bits) if w.value is not None else None
-    material = party.take(masked_product(label, k, w.shape[1]), rows, factor)
-    (r,), (rw,) = material.masks, material.results
+    correlations = party.take(masked_product(label, k, w.shape[1]), rows, factor)
+    (r,), (rw,) = correlations.masks, correlations.results
     # 1.
     lifted = share.words << np.uint64(lift)
     # 2.

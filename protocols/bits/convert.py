@@ -89,12 +89,12 @@ def twice_product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
     """Compute the additive share of twice the product of a bit of each party, of which this party
     gives `bit` (words of 0 or 1, any shape); one message each way, a bit per value.
     """
-    material = party.take(BITS, bit.size)
-    own = material.masks[party.rank].reshape(bit.shape)
+    correlations = party.take(BITS, bit.size)
+    own = correlations.masks[party.rank].reshape(bit.shape)
     own_part = bit ^ own
     peers = swap_bits(party, own_part.astype(np.uint8)).astype(np.uint64)
     d, e = (own_part, peers) if party.rank == CLIENT else (peers, own_part)
-    minus_l = material.results[0].reshape(bit.shape)
+    minus_l = correlations.results[0].reshape(bit.shape)
     return twice_product_of_bits(party.rank, d, e, own, minus_l)
 
 
@@ -130,9 +130,9 @@ def arith_from_bool(party: Party, x: Bool) -> Arith:
     prepared = np.empty((rows.size, x.bits), np.uint64)
     for some in slices:
         bits = (rows[some, None] >> places) & _1
-        material = party.take(BITS, bits.size)
-        own_part[some] = bits ^ material.masks[party.rank].reshape(bits.shape)
-        prepared[some] = material.results[0].reshape(bits.shape)
+        correlations = party.take(BITS, bits.size)
+        own_part[some] = bits ^ correlations.masks[party.rank].reshape(bits.shape)
+        prepared[some] = correlations.results[0].reshape(bits.shape)
     opened = own_part ^ swap_bits(party, own_part)
     # 2.
     words = np.zeros(rows.size, np.uint64)

@@ -299,9 +299,9 @@ def evaluate(party: Party, gate: Gate, rows: int, nodes: int, inputs: np.ndarray
     then its xor shares of the shared inputs.
     Returns planes [nodes, outputs, words] of xor shares; bits beyond `rows` mean nothing.
     """
-    material = party.take(correlation(gate), words_for(rows) * nodes)
-    masks = [_planes(x, nodes) for x in material.masks]
-    sums = _planes(material.results[0], nodes)
+    correlations = party.take(correlation(gate), words_for(rows) * nodes)
+    masks = [_planes(x, nodes) for x in correlations.masks]
+    sums = _planes(correlations.results[0], nodes)
     # 1. Open the masked inputs.
     own_part = inputs ^ np.concatenate([masks[party.rank], masks[2]], axis=1)
     peers = _exchange(party, gate, own_part, rows)

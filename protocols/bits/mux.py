@@ -20,7 +20,7 @@ from protocols.bits.convert import arith_cost, as_arith, minus, public_share
 from protocols.bits.gates import stack
 from protocols.bits.logic import as_bool
 from protocols.bits.planes import bytes_for, pack, unpack
-from spu_llm.core.correlation import Correlation, Form, Material, Part
+from spu_llm.core.correlation import Correlation, Correlations, Form, Part
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
@@ -65,9 +65,9 @@ def correlation_for(bits: int) -> Correlation:
     return BIT_TIMES_NARROW_WORD if bits <= NARROW_BITS else BIT_TIMES_WORD
 
 
-def _prepared(party: Party, material: Material, bits: int) -> tuple[np.ndarray, np.ndarray]:
+def _prepared(party: Party, correlations: Correlations, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Return this party's shares of l and of l w, mod 2^bits."""
-    (product,) = material.results
+    (product,) = correlations.results
     if bits > NARROW_BITS:
         return np.uint64(0) - product[:, 1], product[:, 0]
     # The low halves add up to l + 2^32, unless they are 0 and l or l and 0: then, with probability
@@ -82,8 +82,8 @@ def mux_words(party: Party, bit: np.ndarray, x: np.ndarray, bits: int = 64) -> n
     1. Each party sends its share of b under its bit of l, and its share of x under that of w.
     2. The sum above, every term of which is something opened times something shared.
     """
-    material = party.take(correlation_for(bits), x.size)
-    own_bit, own_word = material.masks[party.rank], material.masks[2]
+    correlations = party.take(correlation_for(bits), x.size)
+    own_bit, own_word = correlations.masks[party.rank], correlations.masks[2]
     # 1.
     masked, rest = bit ^ own_bit, x - own_word
     party.send_bytes(np.concatenate([pack(masked), to_bytes(rest, bits)]))
@@ -91,7 +91,7 @@ def mux_words(party: Party, bit: np.ndarray, x: np.ndarray, bits: int = 64) -> n
     data = party.recv_bytes((size + bytes_for(bits) * x.size,))
     d, f = masked ^ unpack(data, x.size), rest + from_bytes(data[size:], bits)
     # 2.
-    share_of_l, share_of_lw = _prepared(party, material, bits)
+    share_of_l, share_of_lw = _prepared(party, correlations, bits)
     return d * x + (_1 - _2 * d) * (f * share_of_l + share_of_lw)
 
 

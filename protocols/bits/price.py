@@ -1,4 +1,5 @@
-"""What a round is worth in material: how ops choose between fewer rounds and fewer comparisons.
+"""What a round is worth in correlated randomness: how ops choose between fewer rounds and fewer
+comparisons.
 
 Deeper trees and narrower matches take fewer products of bits, all made ahead of time, and more
 rounds online. A plan's price is the sum of both, in time, on a default network between a local

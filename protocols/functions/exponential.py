@@ -38,7 +38,7 @@ from protocols.bits.mux import correct_mux, mux_cost, mux_words, width_of
 from protocols.bits.planes import bytes_for, pack, unpack
 from protocols.bits.slices import by_rows
 from protocols.functions.maximum import maximum
-from spu_llm.core.correlation import Correlation, Form, Material, Part
+from spu_llm.core.correlation import Correlation, Correlations, Form, Part
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
@@ -121,9 +121,11 @@ def _rounded(x: np.ndarray, frac_bits: int) -> np.ndarray:
 # prepared.
 
 
-def _ask(party: Party, material: Material, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _ask(
+    party: Party, correlations: Correlations, share: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Send message 1 and return d and e, which both parties then know. share: this party's of n."""
-    bit, word, _ = material.masks
+    bit, word, _ = correlations.masks
     size = bytes_for(share.size)
     if party.rank == CLIENT:
         a, top = client_factor(share)
@@ -135,10 +137,14 @@ def _ask(party: Party, material: Material, share: np.ndarray) -> tuple[np.ndarra
 
 
 def _answer(
-    party: Party, material: Material, share: np.ndarray, flip: np.ndarray, masked: np.ndarray
+    party: Party,
+    correlations: Correlations,
+    share: np.ndarray,
+    flip: np.ndarray,
+    masked: np.ndarray,
 ) -> np.ndarray:
     """Send message 2 and return this party's share of a b_{t_0} at SCALE_BITS."""
-    (bit, word, words), (chosen, product) = material.masks, material.results
+    (bit, word, words), (chosen, product) = correlations.masks, correlations.results
     product = masked * chosen + product
     if party.rank == CLIENT:
         known = _pick(party.recv((share.size, 2)), bit)
@@ -173,12 +179,12 @@ def _two_party(party: Party, x: Value, top: Value, *, bits: int, drop: int = 0) 
     # 1.
     n, over = _0 - share.words.reshape(-1), _0 - coarse.words.reshape(-1)
     # 2.
-    material = party.take(WORD_TIMES_CHOSEN, n.size)
-    flip, masked = _ask(party, material, n)
+    correlations = party.take(WORD_TIMES_CHOSEN, n.size)
+    flip, masked = _ask(party, correlations, n)
     # 3.
     inside = sign_words(party, over - public_share(party, int(_REACH) >> drop), bits)
     # 4.
-    product = _answer(party, material, n, flip, masked)
+    product = _answer(party, correlations, n, flip, masked)
     # 5.
     words = mux_words(party, inside, product)
     return Arith(words.reshape(x.shape), dtype, party.frac_bits)

@@ -44,7 +44,7 @@ import numpy as np
 
 from protocols.bits.planes import bytes_for, pack, unpack
 from protocols.ot.hashing import BLOCK_BYTES, TweakedHash
-from spu_llm.core.correlation import Correlation, Form, Material, Part
+from spu_llm.core.correlation import Correlation, Correlations, Form, Part
 from spu_llm.core.op import Cost, View
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
@@ -172,7 +172,7 @@ def offer(party: Party, batch: Batch, strings: Callable[[slice, slice], np.ndarr
     party.send_bytes(message)
 
 
-def _take(party: Party, batch: Batch) -> list[Material]:
+def _take(party: Party, batch: Batch) -> list[Correlations]:
     """Take a random 1-of-2 transfer per row for every bit of a choice.
 
     Both parties take all of them before the first message: taking may run SPU between them.

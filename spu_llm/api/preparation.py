@@ -49,7 +49,7 @@ class Prepared:
 
     steps: int  # of a completion, after the prefill
     tokens: Tokens
-    material: list[dict[str, Any]]  # a row a kind of correlation
+    correlations: list[dict[str, Any]]  # a row a kind of correlation
     lacking_bytes: int  # for all steps that were asked for
     room_bytes: dict[str, int | None]  # that each party's disk had, by role; None: without a bound
     seconds: dict[str, float]  # "offline"
@@ -115,7 +115,7 @@ def prepare(
     return Prepared(
         steps=result["steps"],
         tokens=Tokens.of(result["steps"], request.draft_length),
-        material=result["material"],
+        correlations=result["correlations"],
         lacking_bytes=provider.halves * result["lacking_bytes"],
         room_bytes=result["room_bytes"],
         seconds={"offline": round(result["seconds"]["offline"], 3)},

@@ -1,7 +1,8 @@
-"""`spu-llm prepare --watch`: material is made again whenever a completion has used some.
+"""`spu-llm prepare --watch`: correlated randomness is made again whenever a completion has used
+some.
 
-A completion that wants the directory while material is made gets it: the session ends at once, as
-when it is interrupted, and making goes on when the completion has ended.
+A completion that wants the directory while correlated randomness is made gets it: the session ends
+at once, as when it is interrupted, and making goes on when the completion has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spu_llm.api.preparation import NoRoom
-from spu_llm.app.material import made_line
+from spu_llm.app.stock_tables import made_line
 from spu_llm.core.errors import PeerError, StalledError, WantedError, WorkerError
 from spu_llm.offline import priority_lock, stock
 from spu_llm.offline.files import IN_USE
@@ -27,7 +28,7 @@ Make = Callable[[Look], dict[str, Any]]
 
 
 def watch(directory: Path, make: Make, say: Callable[[str], None]) -> None:
-    """Keep material in a client's pool directory until Ctrl-C or SIGTERM; `make` is
+    """Keep correlated randomness in a client's pool directory until Ctrl-C or SIGTERM; `make` is
     `Client.prepare`, which is told what may end it.
 
     What is being made then is lost, as when any session is interrupted; what is made stays.
@@ -44,7 +45,8 @@ def keep(
     say: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> NoReturn:
-    """Make material, and more when the client's half no longer has what `make` was asked for.
+    """Make correlated randomness, and more when the client's half no longer has what `make` was
+    asked for.
 
     A directory in use is left alone. When the provider cannot be reached, that is said once and
     tried again. NoRoom only at first: later on, batches that are half used may fill the disk.
@@ -81,7 +83,9 @@ def keep(
 
 
 def _is_used(directory: Path) -> bool:
-    """Return whether a session uses material of a directory, or a completion is about to."""
+    """Return whether a session uses correlated randomness of a directory, or a completion is about
+    to.
+    """
     return priority_lock.is_claimed(directory) or stock.in_use(directory)
 
 
@@ -90,7 +94,7 @@ def _is_short(made: dict[str, Any], left: dict[str, int]) -> bool:
     another than the `left` that nothing could be added to.
     """
     now = _units_left(made)
-    short = any(now.get(row["kind"], 0) < row["needed_units"] for row in made["material"])
+    short = any(now.get(row["kind"], 0) < row["needed_units"] for row in made["correlations"])
     return short and now != left
 
 

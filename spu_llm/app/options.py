@@ -133,13 +133,15 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=int,
         metavar="N",
-        help="cores that make material, if the other party gives as many "
+        help="cores that make correlated randomness, if the other party gives as many "
         "(default: all, or with both parties here half of them each)",
     )
 
 
 def jobs_of(options: argparse.Namespace, parties_here: int) -> int:
-    """Return how many cores make material. InputError where `--jobs` is no number of cores."""
+    """Return how many cores make correlated randomness. InputError where `--jobs` is no number of
+    cores.
+    """
     if options.jobs is None:
         return own_cores(parties_here)
     if not 1 <= options.jobs <= MAX_JOBS:

@@ -29,7 +29,7 @@ class Stages:
                 self._doing = name
                 self._progress.stage(self._doing)
             case Making(made, total):
-                words = f"making material, {made} of {total} batches"
+                words = f"making correlated randomness, {made} of {total} batches"
                 self._part(made, total, words + self._to_go(made, total))
             case FetchingHint(done, total):
                 parts = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
@@ -152,7 +152,7 @@ def _figures(result: Completion) -> list[str]:
     lines = [text]
     if tokens:
         lines.append(
-            f"first token: after {result.first_token_seconds:.1f} s, set-up and material "
+            f"first token: after {result.first_token_seconds:.1f} s, set-up and preprocessing "
             f"included (prefill alone {seconds.prefill:.1f} s)"
         )
     if steps:
@@ -160,7 +160,7 @@ def _figures(result: Completion) -> list[str]:
         lines.append(f"online: {rate:.2f} tokens/s, {seconds.decode:.1f} s of decoding")
     everything = f"everything included: {elapsed:.1f} s, {seconds.offline:.1f} s of them offline"
     if beside := result.made_beside.seconds:
-        everything += f", and {beside:.1f} s of material made beside"
+        everything += f", and {beside:.1f} s of preprocessing in the background"
     lines.append(everything + (f"; {elapsed / tokens:.2f} s per token" if tokens else ""))
     lines += [
         f"payload: online {mb(online.total)} in {result.messages['online']:,} messages "

@@ -113,7 +113,7 @@ def add_generate(roles: Any, run: Run) -> None:
 def add_prepare(roles: Any, run: Run) -> None:
     prepare = roles.add_parser(
         "prepare",
-        help="client: material for a text in mode mpc, ahead of time",
+        help="client: correlated randomness for a text in mode mpc, ahead of time",
         description="Both parties make what a text takes, which then finds it in --pool: give it "
         "the same options, and a prompt of the same length. " + ABOUT,
     )
@@ -313,7 +313,8 @@ def _jobs(parser: Any) -> None:
         "--jobs",
         type=int,
         metavar="N",
-        help="in mpc: cores that make material, if the other party gives as many (default: all)",
+        help="in mpc: cores that make correlated randomness, if the other party gives as many "
+        "(default: all)",
     )
 
 

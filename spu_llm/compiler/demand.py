@@ -40,11 +40,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Demand:
-    """Of some calls of secure functions: material by name of correlation, in the order of first
-    use, and the ops that run.
+    """Of some calls of secure functions: correlated randomness by name of correlation, in the order
+    of first use, and the ops that run.
     """
 
-    material: dict[str, CorrelationRequest] = field(default_factory=dict)
+    correlations: dict[str, CorrelationRequest] = field(default_factory=dict)
     calls: tuple[Call, ...] = ()
 
     @staticmethod
@@ -64,13 +64,15 @@ class Demand:
 
     def __add__(self, other: Demand) -> Demand:
         """Return the demand of the calls of both, one after the other."""
-        needs = [*self.material.values(), *other.material.values()]
+        needs = [*self.correlations.values(), *other.correlations.values()]
         return Demand.of(needs, self.calls + other.calls)
 
     @property
     def unbound(self) -> Demand:
-        """Return the demand without material that is bound to weights: what a pool keeps."""
-        kept = {name: n for name, n in self.material.items() if n.correlation.fixed is None}
+        """Return the demand without correlated randomness that is bound to weights: what a pool
+        keeps.
+        """
+        kept = {name: n for name, n in self.correlations.items() if n.correlation.fixed is None}
         return Demand(kept, self.calls)
 
     @property

@@ -6,7 +6,7 @@ else has to know what an op takes. The pool hands out zeros and records what is 
 
 Nothing here depends on a secret: sizes follow from the plan, public values, and the state of shares
 that have one (which rows of a cache are open). The client's inputs are left out, and the provider's
-are looked at only where material is bound to them. Both parties find the same.
+are looked at only where correlated randomness is bound to them. Both parties find the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spu_llm.compiler.linear import has_numbers_in_bits
 from spu_llm.compiler.plan import OpCall, Plan, Run
 from spu_llm.compiler.walker import run_local, walk_plan
 from spu_llm.core._jax import Var, shape_of
-from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.integers import Factor
 from spu_llm.core.ledger import element_bits, opening_bytes
 from spu_llm.core.op import Cost
@@ -52,13 +52,15 @@ class _Source:
     def __init__(self) -> None:
         self.taken: list[CorrelationRequest] = []
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         self.taken.append(CorrelationRequest(correlation, units, fixed))
         zeros = [
             [np.zeros((units, *part.shape), np.uint64) for part in parts]
             for parts in (correlation.masks, correlation.results)
         ]
-        return Material(*zeros)
+        return Correlations(*zeros)
 
 
 class _Silence:
@@ -111,7 +113,7 @@ class _Known:
 @dataclass(frozen=True)
 class _Result:
     """Of a step on values of some form. `bound_to`: digests of the provider's inputs, where
-    material is bound to them; the result holds for no others.
+    correlated randomness is bound to them; the result holds for no others.
     """
 
     values: list[Value]
@@ -146,7 +148,7 @@ _KEPT = 4096
 
 class DryRun:
     """Dry runs of one party's session. The results of steps that were asked for last are kept:
-    forms, shapes and public values decide, and the weights that material is bound to.
+    forms, shapes and public values decide, and the weights that correlated randomness is bound to.
     """
 
     def __init__(self, rank: int, frac_bits: int) -> None:
@@ -237,7 +239,8 @@ class DryRun:
         results = call.op.run(party, [_without_guess(x) for x in operands], call.static)
         taken = source.taken
         if any(guesses):
-            # Material is never made for an array that only stands in for the provider's.
+            # Correlated randomness is never made for an array that only stands in for the
+            # provider's.
             taken = [CorrelationRequest(need.correlation, need.units) for need in taken]
         bound = any(need.fixed is not None for need in taken)
         bound_to = _digests(values) if bound else ()

@@ -116,25 +116,25 @@ class Correlation:
 
 
 @dataclass(frozen=True)
-class Material:
+class Correlations:
     """A party's words of some units: its masks (zeros for the peer's own) and result shares."""
 
     masks: list[np.ndarray]
     results: list[np.ndarray]
 
 
-def cut(material: Material, start: int, stop: int | None = None) -> Material:
+def cut(correlations: Correlations, start: int, stop: int | None = None) -> Correlations:
     """Return the units from `start` up to `stop`, by default to the end."""
-    return Material(
-        [x[start:stop] for x in material.masks], [x[start:stop] for x in material.results]
+    return Correlations(
+        [x[start:stop] for x in correlations.masks], [x[start:stop] for x in correlations.results]
     )
 
 
-def joined(pieces: Sequence[Material]) -> Material:
+def joined(pieces: Sequence[Correlations]) -> Correlations:
     """Join the units of all pieces, one piece after the other; there must be one."""
     if len(pieces) == 1:
         return pieces[0]
-    return Material(
+    return Correlations(
         [np.concatenate(parts) for parts in zip(*(p.masks for p in pieces), strict=True)],
         [np.concatenate(parts) for parts in zip(*(p.results for p in pieces), strict=True)],
     )

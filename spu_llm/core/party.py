@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from spu_llm.core.channel import Channel, recv_exactly
-from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.integers import Factor
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.prg import Prg
@@ -21,7 +21,7 @@ class Source(Protocol):
 
     def take(
         self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material: ...
+    ) -> Correlations: ...
 
 
 @dataclass
@@ -41,7 +41,9 @@ class Party:
     common: Prg
     ledger: Ledger = field(default_factory=Ledger)
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         """Take fresh units of correlated randomness, never handed out again."""
         return self.supply.take(correlation, units, fixed)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from spu_llm.core.channel import MemoryChannel
-from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.integers import Factor
 from spu_llm.core.op import View
 from spu_llm.core.party import Party
@@ -24,7 +24,7 @@ from spu_llm.core.values import Arith, Bool, Value, low_bits
 
 
 class _Nothing:
-    def take(self, correlation: Correlation, units: int, fixed: Any = None) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Any = None) -> Correlations:
         raise AssertionError
 
 
@@ -66,14 +66,16 @@ class SimulatedParty(Party):
     def mask(self, shape: tuple[int, ...]) -> np.ndarray:
         return self.drawn.take_one(lambda: self.own.words(shape))
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         def fresh() -> list[np.ndarray]:
             masks = correlation.draw(self.rank, self.own, units)
             return masks + [self.own.words((units, *p.shape)) for p in correlation.results]
 
         masks = len(correlation.masks)
         taken = self.drawn.take(masks + len(correlation.results), fresh)
-        return Material(taken[:masks], taken[masks:])
+        return Correlations(taken[:masks], taken[masks:])
 
     def send(self, words: np.ndarray) -> None:
         self.outgoing.append(np.ascontiguousarray(words, np.uint64))

@@ -1,4 +1,5 @@
-"""Material of the next call, made in a thread while the present one waits for the network.
+"""Correlated randomness of the next call, made in a thread while the present one waits for the
+network.
 
 Both parties start a thread for the same list of batches at the same place of their program, and
 wait for it at the same place: the threads meet in messages of their own, on a channel of their own,
@@ -7,7 +8,8 @@ thread makes; `settle` adds it to the supply. One thread at a time touches pool 
 
 Nothing here depends on a secret: what is made follows from shapes (`spu_llm.compiler.dry_run`), and
 from what both parties know of the course. How long it takes depends on masks as little as where
-material is made between calls; work whose duration is a secret has none beside it (`paused`).
+correlated randomness is made between calls; work whose duration is a secret has none beside it
+(`paused`).
 """
 
 from __future__ import annotations

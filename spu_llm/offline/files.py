@@ -221,7 +221,8 @@ class PoolDirectory:
             label, state = load(path)
             if label.rank != self._rank:
                 raise PoolError(
-                    f"{self.path} holds the other party's material; use another directory"
+                    f"{self.path} holds the other party's correlated randomness; use another "
+                    "directory"
                 )
             files = Files(path, label)
             if state.used == label.units:

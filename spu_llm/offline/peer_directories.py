@@ -1,4 +1,5 @@
-"""A party's pool directory: one folder of material for each other party it has sessions with.
+"""A party's pool directory: one folder of correlated randomness for each other party it has
+sessions with.
 
     <directory>/id         32 hex digits, drawn once: a secret, never sent
     <directory>/<name>/    the pool that it shares with one peer (spu_llm.offline.files)
@@ -6,15 +7,15 @@
                                provider for one certificate
     <directory>/wanted, making a client's locks: who goes first (spu_llm.offline.priority_lock)
 
-Material serves the two parties that made it, nobody else, and a session that meets other batches at
-its peer drops its own: without a folder for each, one client would cost all others their
-material. Each tells the other an id, with the settings of a session, so that a supervisor can give
-its worker one folder alone, and again over the sealed channel. By it a party that comes again with
-the same directory is recognised. An id follows from the secret and from both certificates: to
-another peer, or under another certificate of its own, a party has another one, and nothing tells
-that the two are the same party's. The name of a peer's folder follows from its id in the same way,
-so a peer that tells one id under two certificates finds two folders. Who knows another one's id can
-waste what that one has made, never learn from it.
+Correlated randomness serves the two parties that made it, nobody else, and a session that meets
+other batches at its peer drops its own: without a folder for each, one client would cost all others
+their correlated randomness. Each tells the other an id, with the settings of a session, so that a
+supervisor can give its worker one folder alone, and again over the sealed channel. By it a party
+that comes again with the same directory is recognised. An id follows from the secret and from both
+certificates: to another peer, or under another certificate of its own, a party has another one, and
+nothing tells that the two are the same party's. The name of a peer's folder follows from its id in
+the same way, so a peer that tells one id under two certificates finds two folders. Who knows
+another one's id can waste what that one has made, never learn from it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from spu_llm.core.values import ROLES
 from spu_llm.offline.access import check, failures
 from spu_llm.offline.files import drawn_once, open_folder
 
-MAX_PEERS = 64  # parties that one directory has material for
+MAX_PEERS = 64  # parties that one directory has correlated randomness for
 _CERTIFIED = "certificate-"
 _ID = re.compile(rb"[0-9a-f]{32}")
 
@@ -46,7 +47,7 @@ def open_directory(directory: Path) -> bytes:
         raise PoolError(f"{directory} cannot be written to; use another directory")
     secret = drawn_once(path, os.urandom(16).hex().encode())
     if not _ID.fullmatch(secret):
-        raise PoolError(f"{path} is damaged; remove it and all material beside it")
+        raise PoolError(f"{path} is damaged; remove it and all correlated randomness beside it")
     return secret
 
 
@@ -76,8 +77,8 @@ def peer_folders(directory: Path) -> list[Path]:
 
 
 def agree(channel: Channel, directory: Path | None, pair: str = "") -> Path | None:
-    """Return the folder for the peer on this channel, or None when either keeps no material.
-    `pair`: both parties' certificates, the same at both; empty in the clear.
+    """Return the folder for the peer on this channel, or None when either keeps no correlated
+    randomness. `pair`: both parties' certificates, the same at both; empty in the clear.
 
     One message each. WireError on anything but an id; PoolError when the directory cannot be used
     or is full of other peers.
@@ -92,7 +93,7 @@ def agree(channel: Channel, directory: Path | None, pair: str = "") -> Path | No
 
 def check_met(channel: Channel, own_id: bytes, peer_id: bytes) -> None:
     """Send the own id and check the peer's where both are known already; the id of a party that
-    keeps no material is empty. WireError when the peer sends another one.
+    keeps no correlated randomness is empty. WireError when the peer sends another one.
     """
     channel.send(own_id)
     if channel.recv() != peer_id:
@@ -118,11 +119,11 @@ def folder_of(directory: Path, peer_id: bytes, pair: str) -> Path:
     folder = directory / _derived(secret, f"{pair} {peer_id.decode()}").decode()
     if not folder.exists():
         with failures(directory):
-            peers = sum(map(_has_material, directory.iterdir()))
+            peers = sum(map(_has_correlations, directory.iterdir()))
         if peers >= MAX_PEERS:
             raise PoolError(
-                f"{directory} has material for {peers} parties already; remove the folders of "
-                "those that do not come again"
+                f"{directory} has correlated randomness for {peers} parties already; remove the "
+                "folders of those that do not come again"
             )
     return folder
 
@@ -132,7 +133,7 @@ def _derived(secret: bytes, name: str) -> bytes:
     return hmac.new(secret, name.encode(), "sha256").hexdigest()[:32].encode()
 
 
-def _has_material(folder: Path) -> bool:
+def _has_correlations(folder: Path) -> bool:
     """Return whether `folder` is a peer's and holds more than its lock: ids cost a peer nothing."""
     return _is_peers(folder) and any(entry.name != "lock" for entry in folder.iterdir())
 

@@ -22,8 +22,8 @@ disk may remember more unless it is encrypted.
 When one party's directory is set back to an older copy, the peer's larger index burns what was used
 since, and batches that the peer used up are dropped. When both are set back together, units are
 used again, and nothing here notices: do not restore a pool from a backup, nor run a copy of a
-machine against a copy of its peer. A peer that lies in its inventory can waste material, never make
-this party use a unit twice.
+machine against a copy of its peer. A peer that lies in its inventory can waste correlated
+randomness, never make this party use a unit twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Protocol
 
 import numpy as np
 
-from spu_llm.core.correlation import Correlation, Material, cut, joined
+from spu_llm.core.correlation import Correlation, Correlations, cut, joined
 from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.json_values import names_once
 from spu_llm.core.prg import KEY_BYTES, Prg
@@ -161,7 +161,7 @@ class Pool:
             if label.words != correlation.words:
                 where = self._directory.folder(label.name) if self._directory else "it"
                 raise PoolError(
-                    f"material of {label.name} has {label.words} words a unit, not "
+                    f"correlated randomness of {label.name} has {label.words} words a unit, not "
                     f"{correlation.words}; remove {where}"
                 )
         while self.available(correlation) < units:
@@ -218,7 +218,7 @@ class Pool:
         for batch, count in self._next(correlation, units):
             batch.lease(correlation, count)
 
-    def take(self, correlation: Correlation, units: int) -> Material:
+    def take(self, correlation: Correlation, units: int) -> Correlations:
         """Return `units` units that nobody ever gets again, not even after a crash of this
         process.
         """
@@ -311,7 +311,7 @@ class _Batch:
     label: Label
     state: State
     store: Files | _Memory
-    held: Material | None = None
+    held: Correlations | None = None
 
     def __post_init__(self) -> None:
         self.used = self.state.used
@@ -337,13 +337,13 @@ class _Batch:
         while (start := label.bounds(index)[0]) < end:
             rows = self.store.rows(index)
             masks = correlation.draw(label.rank, _masks_of(key), len(rows))
-            slice_ = Material(masks, correlation.split(rows))
+            slice_ = Correlations(masks, correlation.split(rows))
             pieces.append(cut(slice_, max(state.used - start, 0)))
             key, index = _next_key(key), index + 1
         self._advance(State(end, index, key))
         self.held = joined(pieces)
 
-    def take(self, count: int) -> Material:
+    def take(self, count: int) -> Correlations:
         """Return the next units in memory. PoolError unless they are there: an operation must not
         go on with fewer.
         """
@@ -382,7 +382,7 @@ class _Batch:
                 self.store.put_back(rest, replace(self.state, used=self.used, rest=checksum(rest)))
         self.held = None
 
-    def _in_memory(self, count: int) -> Material:
+    def _in_memory(self, count: int) -> Correlations:
         """Return the units that are used up on record and not handed out. PoolError unless all of
         them are in memory, `count` at least.
         """
@@ -395,7 +395,7 @@ class _Batch:
         self.store.advance(self.state, state)
         self.state = state
 
-    def _rest(self, correlation: Correlation, rest: np.ndarray) -> Material:
+    def _rest(self, correlation: Correlation, rest: np.ndarray) -> Correlations:
         """Return what was put back, without what has been burnt since."""
         left = self.label.bounds(self.state.index)[0] - self.state.used
         words = sum(part.size for part in correlation.masks) + self.label.words
@@ -407,7 +407,7 @@ class _Batch:
             flat = rest[:, start : start + part.size]
             masks.append(flat.reshape(len(rest), *part.shape))
             start += part.size
-        return Material(masks, correlation.split(rest[:, start:]))
+        return Correlations(masks, correlation.split(rest[:, start:]))
 
 
 def _batch_bytes(correlation: Correlation) -> int:
@@ -436,9 +436,9 @@ def _pack(arrays: Sequence[np.ndarray], units: int) -> np.ndarray:
     return np.concatenate([np.empty((units, 0), np.uint64), *flat], axis=1)
 
 
-def no_units(correlation: Correlation) -> Material:
-    """Return material of no units, which has the shapes of some."""
-    return Material(
+def no_units(correlation: Correlation) -> Correlations:
+    """Return correlated randomness of no units, which has the shapes of some."""
+    return Correlations(
         [np.empty((0, *part.shape), np.uint64) for part in correlation.masks],
         correlation.split(np.empty((0, correlation.words), np.uint64)),
     )

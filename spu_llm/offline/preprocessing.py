@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from spu_llm.compiler.demand import Demand
-from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.integers import Factor
 from spu_llm.core.meter import Meter
 from spu_llm.offline.background_producer import BackgroundProducer
@@ -51,7 +51,9 @@ class Preprocessing:
         """Return how many units are made and not taken."""
         return self._supply.available(correlation)
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         """Return `units` units that nobody ever gets again. `fixed`: the provider's array, if there
         is one and at the provider.
         """

@@ -38,8 +38,8 @@ def going_first(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         while _is_made(directory):
             if time.monotonic() > deadline:
                 raise PoolError(
-                    f"{directory} {IN_USE}, which makes material and did not end within "
-                    f"{WAIT_S:g} s"
+                    f"{directory} {IN_USE}, which makes correlated randomness and did not end "
+                    f"within {WAIT_S:g} s"
                 )
             if not waits:
                 on_wait()

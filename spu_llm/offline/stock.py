@@ -31,7 +31,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class PeerStock:
-    """A party's material with one peer, by kind; `in_use`: a session has it."""
+    """A party's correlated randomness with one peer, by kind; `in_use`: a session has it."""
 
     folder: Path
     in_use: bool
@@ -47,8 +47,8 @@ class PeerStock:
 
 
 def stocks(directory: Path) -> list[PeerStock]:
-    """Return the material with all peers of the party, or of both parties, that have `directory`;
-    none unless it is a pool's. PoolError where no session could read it either.
+    """Return the correlated randomness with all peers of the party, or of both parties, that have
+    `directory`; none unless it is a pool's. PoolError where no session could read it either.
     """
     return [
         PeerStock(folder, _is_used(folder), kinds_in(folder))
@@ -58,7 +58,7 @@ def stocks(directory: Path) -> list[PeerStock]:
 
 
 def stored_bytes(directory: Path) -> int:
-    """Return the bytes of all material in a pool directory."""
+    """Return the bytes of all correlated randomness in a pool directory."""
     return sum(stock.disk_bytes for stock in stocks(directory))
 
 
@@ -90,7 +90,7 @@ def room_in(budgets: Sequence[Budget]) -> int | None:
 
 
 def in_use(directory: Path) -> bool:
-    """Return whether some session has material of a pool directory."""
+    """Return whether some session has correlated randomness of a pool directory."""
     parties = party_directories(directory)
     return any(_is_used(folder) for party in parties for folder in peer_folders(party))
 

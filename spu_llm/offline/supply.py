@@ -1,5 +1,5 @@
-"""Where a session's material comes from: silent products with the provider's weights, and the pool
-for everything that is bound to nobody's weights.
+"""Where a session's correlated randomness comes from: silent products with the provider's weights,
+and the pool for everything that is bound to nobody's weights.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from spu_llm.compiler.demand import CorrelationRequest, Demand
-from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.integers import Factor
 from spu_llm.offline import schedule
 from spu_llm.offline.pool import Pool
@@ -28,10 +28,10 @@ class Supply:
         return self.pool.available(correlation)
 
     def set_up(self, demand: Demand) -> None:
-        """Set up what material that is bound to weights takes before the first unit of it:
-        hints.
+        """Set up what correlated randomness that is bound to weights takes before the first unit of
+        it: hints.
         """
-        wanted = demand.material.values()
+        wanted = demand.correlations.values()
         self.products.set_up(
             [(n.correlation, n.fixed) for n in wanted if n.correlation.fixed is not None]
         )
@@ -54,7 +54,7 @@ class Supply:
         """Return what `demand` asks for and is not there, set up so that it can be produced.
         PoolError when what is there was made for other weights.
         """
-        wanted = list(demand.material.values())
+        wanted = list(demand.correlations.values())
         for one in wanted:
             if one.correlation.fixed is None:
                 self.pool.prepare(one.correlation, 0)
@@ -90,11 +90,13 @@ class Supply:
         """Bring what `demand` asks for and is there into memory, to be handed out without the
         disk.
         """
-        for one in demand.material.values():
+        for one in demand.correlations.values():
             if one.correlation.fixed is None:
                 self.pool.lease(one.correlation, one.units)
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         """Return `units` units that nobody ever gets again."""
         if correlation.fixed is not None:
             return self.products.take(correlation, units, fixed)

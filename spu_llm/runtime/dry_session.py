@@ -46,10 +46,10 @@ class DrySession:
         return Demand()
 
     def prefetch(self, course: Callable[[Session], None]) -> None:
-        """Do nothing: a dry session makes no material."""
+        """Do nothing: a dry session makes no correlated randomness."""
 
     def stop_prefetching(self) -> None:
-        """Do nothing: a dry session makes no material."""
+        """Do nothing: a dry session makes no correlated randomness."""
 
     def call(self, function: SecureFunction, *args: Any) -> Any:
         plan, out_tree = function.plan(*args)

@@ -66,7 +66,8 @@ class Executor:
         # Numbers in boolean shares cannot be added up; SPU may return them.
         joint = run.owner is Owner.JOINT
         if not run.local or (joint and has_numbers_in_bits(values)):
-            # SPU has one log for a process, and who makes material waits for no one here.
+            # SPU has one log for a process, and who makes correlated randomness waits for no one
+            # here.
             self._preprocessing.settle()
             results, traffic = self._spu.run(compile_segment(run, plan.owner_of), values)
             # A dry run cannot know the form that SPU chooses, nor what is then taken.
@@ -83,8 +84,8 @@ class Executor:
     def _ops(self, name: str, group: Sequence[_Call]) -> list[list[Value]]:
         """Run a parallel group: as many calls at once as draw on different correlations.
 
-        Their material is there before they start: they may ask for it in another order at the other
-        party, and making takes both.
+        Their correlated randomness is there before they start: they may ask for it in another order
+        at the other party, and making takes both.
         """
         self._preprocessing.check()  # what ended it ends the call, too, and not at its end only
         if len(group) == 1 or all(call.op.non_interactive for call, _ in group):

@@ -1,4 +1,4 @@
-"""One party of two: secure functions run with the peer, material is made offline."""
+"""One party of two: secure functions run with the peer, correlated randomness is made offline."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class PartySession:
         key = hashlib.sha256(agree_on_key(wire) + options.session.encode()).digest()
         self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
         # Apart: some is made while a call runs, which knows nothing of these messages.
-        self._material = CountingChannel(
+        self._correlations = CountingChannel(
             SealedChannel(apart, _derived(b"material", key), self.rank)
         )
         since = self._channel.traffic
@@ -154,9 +154,9 @@ class PartySession:
         stream that one thread at a time draws from. since: agreeing on it has cost what was sent.
         """
         packed = PackedProducts(
-            self.rank, own, _derived(b"packed", key), self._material, options.jobs
+            self.rank, own, _derived(b"packed", key), self._correlations, options.jobs
         )
-        maker = BatchMaker(packed, self._material, self._maker.make, self.meter)
+        maker = BatchMaker(packed, self._correlations, self._maker.make, self.meter)
         pool = Pool(
             self.rank,
             own,
@@ -170,7 +170,7 @@ class PartySession:
             products = SilentProducts(
                 self.rank,
                 own,
-                self._material,
+                self._correlations,
                 self.meter,
                 directory=options.hints_dir,
                 receiving=options.receiving,
@@ -187,7 +187,7 @@ class PartySession:
         """Return how many messages and pieces of work are done: the number stands still when this
         party does.
         """
-        messages = self._channel.traffic.messages + self._material.traffic.messages
+        messages = self._channel.traffic.messages + self._correlations.traffic.messages
         return messages + len(self.meter.entries)
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class PartySession:
     def demand(self, function: SecureFunction, *args: Any) -> tuple[Demand, Any]:
         """Return what a call would take and cost, and stand-ins for its results; both parties find
         the same demand. args: values, or shapes with a dtype; the provider's weights must be values
-        where material that is bound to them is to be made.
+        where correlated randomness that is bound to them is to be made.
         """
         plan, out_tree = function.plan(*args)
         demand, results = self._dry_run.run(plan, jax.tree.leaves(args))
@@ -267,8 +267,8 @@ class PartySession:
 
     def prefetch(self, course: Callable[[Session], None]) -> None:
         """Make in the background what `course` takes and is not there. `course` goes in a dry
-        session through the call that is ready, whose material is there, and a later one. Nothing is
-        made beside a call that has SPU at work itself.
+        session through the call that is ready, whose correlated randomness is there, and a later
+        one. Nothing is made beside a call that has SPU at work itself.
         """
         if not (self.prefetches and self._makes):
             return
@@ -295,11 +295,11 @@ class PartySession:
         with self.meter.in_phase("offline"):
             self.preprocessing.stop(agree)
             traffic = self._channel.traffic.since(before)
-            self.meter.record("control", "end of material", "", 0.0, traffic)
+            self.meter.record("control", "end of correlated randomness", "", 0.0, traffic)
 
     def _pays(self) -> bool:
-        """Return whether messages take so long that a call leaves time to make material beside it;
-        the client measures, and both know.
+        """Return whether messages take so long that a call leaves time to make correlated
+        randomness beside it; the client measures, and both know.
         """
         before = self._channel.traffic
         round_trip = round_trip_s(self._channel, asks=self.rank == CLIENT)

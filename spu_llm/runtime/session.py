@@ -91,10 +91,10 @@ class PlaintextSession:
         return Demand()
 
     def prefetch(self, course: Callable[[Session], None]) -> None:
-        """Do nothing: plaintext takes no material."""
+        """Do nothing: plaintext takes no correlated randomness."""
 
     def stop_prefetching(self) -> None:
-        """Do nothing: plaintext takes no material."""
+        """Do nothing: plaintext takes no correlated randomness."""
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
         return work(*args)

@@ -105,14 +105,16 @@ def pool_ids(role: str, agreed: Manifest) -> tuple[bytes, bytes]:
 
 def peer_folder(role: str, agreed: Manifest, directory: Path | None) -> Path | None:
     """Return the folder for this session's peer in a party's pool directory; None when either keeps
-    no material. PoolError or WireError when there can be none.
+    no correlated randomness. PoolError or WireError when there can be none.
     """
     _, peer = pool_ids(role, agreed)
     return None if directory is None or not peer else folder_of(directory, peer, pair_of(agreed))
 
 
 def without_ids(agreed: Manifest) -> Manifest:
-    """Return settings as they may be kept and shown: who knows an id can waste material."""
+    """Return settings as they may be kept and shown: who knows an id can waste correlated
+    randomness.
+    """
     hidden = {prefix + _POOL for prefix in _PREFIXES.values()}
     return {name: value for name, value in agreed.items() if name not in hidden}
 
@@ -121,8 +123,8 @@ def task_of(
     role: str, agreed: Manifest, own: Any, pool: Path | None, hints: Path | None = None
 ) -> Task:
     """Return what the worker of `role` is told, its peer's address aside. `own`: this party's
-    inputs, `pool`: the folder of its peer's material, `hints`: of hints. InputError when the client
-    asks for nothing.
+    inputs, `pool`: the folder of its peer's correlated randomness, `hints`: of hints. InputError
+    when the client asks for nothing.
     """
     if not isinstance(program := agreed.get(CLIENT_PREFIX + _PROGRAM), str):
         raise InputError("the client asks for no program")
@@ -139,7 +141,7 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
         raise InputError("the client states no tokenizer")
     if program.needs_pool and not client and task.pool_dir is None:
         raise InputError(
-            "the provider keeps no material made ahead; it must be started with --pool"
+            "the provider keeps no correlated randomness made ahead; it must be started with --pool"
         )
     asked = _part(task.agreed, CLIENT_PREFIX)
     del asked[_PROGRAM]

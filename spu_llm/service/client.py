@@ -70,22 +70,22 @@ def run_as_client(
     program has text; `text_format`: the digest of what it is from, if that is the provider's
     (`first_contact`), which must state the same now. `reads`, `writes`: files and directories of
     its worker. `hint_cache`: bytes that hints of all providers may take; InputError where this
-    one's take more. `jobs`: cores that make material, if the provider gives as many. `wrap` may put
-    a recorder around the connection. `look` is called while the workers are at it. `hears` gets
-    what says something to the worker while it runs (`Worker.tell`).
+    one's take more. `jobs`: cores that make correlated randomness, if the provider gives as many.
+    `wrap` may put a recorder around the connection. `look` is called while the workers are at it.
+    `hears` gets what says something to the worker while it runs (`Worker.tell`).
     """
     assert (tokenizer is not None) == program.text
     if pool is not None:
         open_directory(pool)
     stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
     agreed, ticket = open_session(server, stated, pool)
-    material = agreeing.peer_folder("client", agreed, pool)
+    correlations = agreeing.peer_folder("client", agreed, pool)
     hints = peer_folder(default_directory("client"), agreeing.pair_of(agreed))
     # Begins with its slow imports when the provider's does.
     worker = Worker(
         programs.place_of(program.name),
         reads=reads,
-        writes=[*kept_folders(hints, material), *writes],
+        writes=[*kept_folders(hints, correlations), *writes],
         confined=program.name not in programs.STUDIES,
     )
     room = HintRoom(HintCache(hints, hint_cache), worker)
@@ -106,7 +106,7 @@ def run_as_client(
         except SpuLlmError as exc:
             control.bye(str(exc), ok=False)
             raise
-        task = agreeing.task_of("client", agreed, inputs, material, hints)
+        task = agreeing.task_of("client", agreed, inputs, correlations, hints)
 
         def heard(event: dict[str, Any]) -> None:
             if not room.heard(event):

@@ -78,10 +78,10 @@ class ServeOptions:
     sessions_of_one: int  # of one certificate
     limits: Limits
     studies: bool  # also take part in measurements, which open more than a completion does
-    pool: Path | None  # where material outlives a session
+    pool: Path | None  # where correlated randomness outlives a session
     disk_bytes: int | None  # that it may take there, of all clients together
     disk_bytes_of_one: int | None  # of one certificate
-    jobs: int  # cores that make material, if the client gives as many
+    jobs: int  # cores that make correlated randomness, if the client gives as many
     identity: Identity | None  # None: any client, in the clear
     exit_with_parent: bool  # end when the process that started this one has gone
     sampling_seed: int | None = None  # fixes the provider's joint randomness
@@ -386,7 +386,7 @@ class _Sessions:
             offer = options.system.offer(_folder(options.system.directory, client))
             stated = with_nonce(self._stated | seen | agreeing.pool_id("provider", seen, pool))
             agreed = agree(asked, stated)
-            material = agreeing.peer_folder("provider", agreed, pool)
+            correlations = agreeing.peer_folder("provider", agreed, pool)
             held = ProviderInputs(
                 str(options.model),
                 options.sampling_seed,
@@ -395,7 +395,7 @@ class _Sessions:
                 self._own_text,
                 offer.served,
             )
-            task = agreeing.task_of("provider", agreed, held, material, self._hints)
+            task = agreeing.task_of("provider", agreed, held, correlations, self._hints)
             job = _check(task, options)
             # It begins when the client comes: who is admitted and does not come leaves no trace.
             begin = partial(offer.begin, job)
@@ -416,8 +416,8 @@ class _Sessions:
 
 
 def _disk(options: ServeOptions, client: Certificate | None) -> tuple[Path | None, dict[str, int]]:
-    """Return where material of this client is kept, and what it, or what a system keeps of the
-    client, may take there and with all other clients'.
+    """Return where correlated randomness of this client is kept, and what it, or what a system
+    keeps of the client, may take there and with all other clients'.
     """
     root = options.system.directory if options.pool is None else options.pool
     own = _folder(root, client)

@@ -94,17 +94,17 @@ def python_command(module: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def kept_folders(hints: Path, material: Path | None) -> list[Path]:
+def kept_folders(hints: Path, correlations: Path | None) -> list[Path]:
     """Make the folders in which a worker keeps what outlives a session, and return them: hints, and
-    material with its peer. PoolError when there can be no such material.
+    correlated randomness with its peer. PoolError when there can be no such correlated randomness.
     """
     with contextlib.suppress(PoolError):  # the worker says so
         open_folder(hints.parent)
         open_folder(hints)
-    if material is None:
+    if correlations is None:
         return [hints]
-    open_folder(material)
-    return [hints, material]
+    open_folder(correlations)
+    return [hints, correlations]
 
 
 class Worker:

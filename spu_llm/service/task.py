@@ -43,7 +43,7 @@ class Task:
     agreed: dict[str, Any]
     own: dict[str, Any]
     timeout_ms: int  # for one message of the peer's worker
-    pool_dir: str | None = None  # of the peer's material alone
+    pool_dir: str | None = None  # of the peer's correlated randomness alone
     hints_dir: str | None = None  # of this peer's hints, or of the provider's for this model alone
     link: tuple[str, ...] = ()  # HOST:PORT of SPU at both workers, as this one reaches them
     messages: int = 0  # port of the provider's worker for channels (`Channels`), likewise

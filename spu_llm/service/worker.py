@@ -237,7 +237,9 @@ def _spu_session(
     session = PartySession(link, program.spu, options, open_channel=channels.open)
     events.finished = lambda: session.finished
     if met[0] and pool_dir is None:
-        events.send("note", text="the other party keeps no material: --pool has no effect")
+        events.send(
+            "note", text="the other party keeps no correlated randomness: --pool has no effect"
+        )
     return session
 
 

@@ -133,10 +133,10 @@ class Program:
     request, inputs: types of what the client asks for, and of what it puts in itself; fields of a
     request are scalars, or tuples of whole numbers or of words without commas. check: InputError
     for what cannot be run with the provider's model. text: the parties need one tokenizer.
-    needs_pool: the provider must keep material. keeps_hints: hints of the weights outlive the
-    session. spu: SPU's settings; None: `run` gets a `PlainSession`, and there is no SPU. admit:
-    InputError for what a provider that brings this, and this model, does not serve: its supervisor
-    asks first, and what that says the client is told.
+    needs_pool: the provider must keep correlated randomness. keeps_hints: hints of the weights
+    outlive the session. spu: SPU's settings; None: `run` gets a `PlainSession`, and there is no
+    SPU. admit: InputError for what a provider that brings this, and this model, does not serve: its
+    supervisor asks first, and what that says the client is told.
     """
 
     name: str

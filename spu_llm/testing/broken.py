@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spu_llm.core.channel import Channel, SealedChannel
-from spu_llm.core.correlation import Correlation, Form, Material
+from spu_llm.core.correlation import Correlation, Correlations, Form
 from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party
 from spu_llm.testing.run import leaked_words
@@ -23,13 +23,15 @@ class BrokenParty(Party):
     def mask(self, shape: tuple[int, ...]) -> np.ndarray:
         return self.spoil(super().mask(shape), Form.ARITH)
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
-        material = super().take(correlation, units, fixed)
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
+        correlations = super().take(correlation, units, fixed)
         masks = [
             self.spoil(words, part.form) if words.size and part.is_held_by(self.rank) else words
-            for part, words in zip(correlation.masks, material.masks, strict=True)
+            for part, words in zip(correlation.masks, correlations.masks, strict=True)
         ]
-        return Material(masks, material.results)
+        return Correlations(masks, correlations.results)
 
 
 class DroppedMask(BrokenParty):

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.core.correlation import Correlation, Form, Material, others_results
+from spu_llm.core.correlation import Correlation, Correlations, Form, others_results
 from spu_llm.core.integers import Factor
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
@@ -68,7 +68,7 @@ class _Draw:
     correlation: Correlation
     own: list[np.ndarray]  # masks
     results: list[np.ndarray]
-    peer: Material
+    peer: Correlations
     fixed: Factor | None
 
     def settle(self) -> None:
@@ -81,9 +81,11 @@ class _Units:
     def __init__(self, draws: Sequence[_Draw]) -> None:
         self._draws = iter(draws)
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         draw = next(self._draws)
-        return Material(draw.own, draw.results)
+        return Correlations(draw.own, draw.results)
 
 
 @dataclass(frozen=True)
@@ -226,9 +228,9 @@ class Replay:
 
 def _drawn(own: Taken, peer: Taken) -> _Draw:
     assert own.correlation is peer.correlation
-    masks = [np.array(m) for m in own.material.masks]
+    masks = [np.array(m) for m in own.correlations.masks]
     fixed = own.fixed if own.fixed is not None else peer.fixed
-    return _Draw(own.correlation, masks, own.material.results, peer.material, fixed)
+    return _Draw(own.correlation, masks, own.correlations.results, peer.correlations, fixed)
 
 
 def _frozen(words: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 
 from spu_llm.core.channel import Channel, CountingChannel, MemoryChannel, Traffic
-from spu_llm.core.correlation import Correlation, Material, deal
+from spu_llm.core.correlation import Correlation, Correlations, deal
 from spu_llm.core.errors import PeerError
 from spu_llm.core.integers import Factor
 from spu_llm.core.ledger import Ledger
@@ -56,7 +56,7 @@ class Taken:
     """Units of a correlation as one party got them; `fixed` as the provider gave it."""
 
     correlation: Correlation
-    material: Material
+    correlations: Correlations
     fixed: Factor | None = None
 
 
@@ -72,7 +72,7 @@ class Fresh:
 
     def keep(self, taken: Taken) -> None:
         self.taken.append(taken)
-        self.words += [*taken.material.masks, *taken.material.results]
+        self.words += [*taken.correlations.masks, *taken.correlations.results]
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Dealer:
     """Correlated randomness for two threads, from one place that sees everything: tests only."""
 
     def __init__(self) -> None:
-        self._for_client: queue.Queue[tuple[str, int, Material] | None] = queue.Queue()
+        self._for_client: queue.Queue[tuple[str, int, Correlations] | None] = queue.Queue()
 
     def stop(self) -> None:
         """Hand out no more units, so that the client is not left waiting."""
@@ -105,20 +105,22 @@ class Dealer:
         """Return one party's source of units; `keep` gets what is handed out."""
         return _DealtHalf(self, rank, keep)
 
-    def take(self, rank: int, correlation: Correlation, units: int, fixed: Any) -> Material:
+    def take(self, rank: int, correlation: Correlation, units: int, fixed: Any) -> Correlations:
         if rank == CLIENT:
             dealt = self._for_client.get(timeout=30)
             if dealt is None:
                 raise PeerError("the other party has gone")
-            name, count, material = dealt
+            name, count, correlations = dealt
             assert (name, count) == (correlation.name, units), "the parties take different units"
-            return material
+            return correlations
         masks = [correlation.draw(r, Prg.from_os(), units) for r in (CLIENT, PROVIDER)]
         results = deal(correlation, masks, Prg.from_os(), fixed)
         if correlation.name in _wrong:
             results[CLIENT] = [Prg.from_os().words(words.shape) for words in results[CLIENT]]
-        self._for_client.put((correlation.name, units, Material(masks[CLIENT], results[CLIENT])))
-        return Material(masks[PROVIDER], results[PROVIDER])
+        self._for_client.put(
+            (correlation.name, units, Correlations(masks[CLIENT], results[CLIENT]))
+        )
+        return Correlations(masks[PROVIDER], results[PROVIDER])
 
 
 _wrong: set[str] = set()
@@ -140,11 +142,13 @@ class _DealtHalf:
     rank: int
     keep: Callable[[Taken], None]
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         with _code_of(an_op=False):
-            material = self.dealer.take(self.rank, correlation, units, fixed)
-        self.keep(Taken(correlation, material, fixed))
-        return material
+            correlations = self.dealer.take(self.rank, correlation, units, fixed)
+        self.keep(Taken(correlation, correlations, fixed))
+        return correlations
 
 
 def leaked_words(shape: tuple[int, ...], bits: bool) -> np.ndarray:

@@ -96,10 +96,10 @@ def _drawn(outcome: Outcome, rank: int, fresh: bool) -> View:
     for taken in outcome.fresh[rank].taken:
         own += [
             words
-            for part, words in zip(taken.correlation.masks, taken.material.masks, strict=True)
+            for part, words in zip(taken.correlation.masks, taken.correlations.masks, strict=True)
             if part.is_held_by(rank)
         ]
-        own += [] if fresh else taken.material.results
+        own += [] if fresh else taken.correlations.results
     return View([words for words in own if words.size], outcome.views[rank].incoming)
 
 

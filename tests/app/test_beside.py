@@ -1,4 +1,6 @@
-"""Material made beside steps, between two processes: when, at what cost, and how it ends."""
+"""Correlated randomness made beside steps, between two processes: when, at what cost, and how it
+ends.
+"""
 
 from __future__ import annotations
 

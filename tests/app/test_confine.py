@@ -244,7 +244,7 @@ def test_a_worker_reads_its_own_files_alone(start: Start, pair: Pair, tmp_path: 
 
 
 @pytest.mark.parametrize("role", ["client", "provider"])
-def test_a_worker_has_its_peers_material_alone(
+def test_a_worker_has_its_peers_correlations_alone(
     start: Start, pair: Pair, tmp_path: Path, role: str
 ) -> None:
     """What lies in the pool directory for other peers, and its secret, it can neither read nor

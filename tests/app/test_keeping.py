@@ -55,7 +55,7 @@ class Watched:
         return {
             "steps": 3,
             "tokens": {"least": 4, "most": 4},
-            "material": [row],
+            "correlations": [row],
             "lacking_bytes": 0,
             "seconds": {"offline": 1.0},
             "bytes": {"offline": {"client_to_provider": 0, "provider_to_client": 0}},
@@ -106,7 +106,7 @@ def test_what_a_completion_has_used_is_made_again(watched: Watched) -> None:
     # 48 units lasted until there were 39.
     assert watched.made == 2 and watched.units == 39 + 16
     first, more, second = watched.lines
-    assert first.startswith("made material in 1.0 s ") and "4 tokens" in first
+    assert first.startswith("made correlated randomness in 1.0 s ") and "4 tokens" in first
     assert more == MORE and second == first
     assert set(watched.pauses) == {LOOK_S}
 
@@ -160,7 +160,7 @@ def test_a_completion_that_begins_meanwhile_goes_first(watched: Watched) -> None
     watched.fails = begins
     watched.run(nothing, nothing, ends, nothing)
     stops, made = watched.lines
-    assert stops == STOPS and made.startswith("made material")
+    assert stops == STOPS and made.startswith("made correlated randomness")
     assert watched.made == 2 and set(watched.pauses) == {LOOK_S}
 
 
@@ -183,7 +183,9 @@ def test_a_provider_that_is_away_is_told_once(watched: Watched, error: type[Exce
 def test_a_provider_may_be_away_at_first(watched: Watched) -> None:
     watched.fail_with(PeerError("refused"))
     watched.run(nothing, lambda: watched.fail_with(None), nothing)
-    assert watched.lines[0] == f"{AWAY}refused" and watched.lines[1].startswith("made material")
+    assert watched.lines[0] == f"{AWAY}refused" and watched.lines[1].startswith(
+        "made correlated randomness"
+    )
     assert len(watched.lines) == 2
 
 
@@ -253,7 +255,7 @@ def test_two_machines_from_the_first_stock_to_the_end(
     said(client, 1, "enough for a prompt of")
     use_up(pool, 20)
     said(client, 2, MORE)
-    said(client, 3, "made material in")
+    said(client, 3, "made correlated randomness in")
     server.send(signal.SIGKILL)
     server.wait(END_S)
     use_up(pool, 20)
@@ -283,16 +285,16 @@ def test_one_machine_ends_by_ctrl_c(start: Start, pair: Pair, tmp_path: Path) ->
         stub="",
         **QUICKLY,
     )
-    client.until("stdout", "made material")
+    client.until("stdout", "made correlated randomness")
     use_up(pool, 20)
-    said(client, 3, "made material in")
+    said(client, 3, "made correlated randomness in")
     client.send(signal.SIGINT, group=True)
     assert client.wait(END_S) == 0, client.stderr
     client.assert_gone(END_S)
     assert len(stock.stocks(pool)) == 2
 
 
-def test_a_completion_gets_the_directory_while_material_is_made(
+def test_a_completion_gets_the_directory_while_correlations_is_made(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:
     """On two machines; the second time the completion is killed, and its claim goes with it."""
@@ -336,7 +338,7 @@ def test_a_completion_gets_the_directories_of_both_parties(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_it_may_end_while_material_is_made(
+def test_it_may_end_while_correlations_is_made(
     start: Start, pair: Pair, tmp_path: Path, signum: int
 ) -> None:
     stub = "client:preparing:holds"

@@ -23,7 +23,7 @@ def listed(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> tup
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Path:
-    """A client's, with material for two providers."""
+    """A client's, with correlated randomness for two providers."""
     directory = tmp_path / "pool"
     with session(directory, PEER) as first:
         first.prepare(TRIPLE, 20)
@@ -38,18 +38,20 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_material_of_each_peer_is_listed(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_correlations_of_each_peer_is_listed(
+    pool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, err = listed(capsys, str(pool))
     assert err == ""
     assert [line.split() for line in out.splitlines()] == [
         [str(pool / PEER)],
-        ["material", "batches", "units", "left", "on", "disk"],
+        ["correlations", "batches", "units", "left", "on", "disk"],
         ["gate", "1", "11", "0.0", "MB"],
         [*TRIPLE.name.split(), "2", "27", "0.0", "MB"],
         ["total", "3", "0.0", "MB"],
         [],
         [str(pool / OTHER)],
-        ["material", "batches", "units", "left", "on", "disk"],
+        ["correlations", "batches", "units", "left", "on", "disk"],
         [*TRIPLE.name.split(), "1", "16", "0.0", "MB"],
         ["total", "1", "0.0", "MB"],
         [],
@@ -64,7 +66,7 @@ def test_the_list_as_json(pool: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     first, second = result["peers"]
     assert (first["folder"], first["in_use"]) == (str(pool / PEER), False)
     assert second["folder"] == str(pool / OTHER)
-    gates, triples = first["material"]
+    gates, triples = first["correlations"]
     assert (gates["kind"], gates["batches"], gates["units"]) == (GATE.name, 1, 11)
     assert (triples["kind"], triples["batches"], triples["units"]) == (TRIPLE.name, 2, 27)
     assert first["disk_bytes"] == size(pool / PEER) == gates["disk_bytes"] + triples["disk_bytes"]
@@ -83,7 +85,7 @@ def test_a_session_is_told_and_not_disturbed(
         held.take(TRIPLE, 27)
 
 
-def test_a_pool_without_material(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pool_without_correlations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with session(tmp_path / "pool", PEER):
         pass
     out, _ = listed(capsys, str(tmp_path / "pool"))

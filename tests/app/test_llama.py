@@ -77,7 +77,7 @@ def test_demo_writes_the_plaintext_text(start: Start, llamas: Pair, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_material_is_prepared_and_taken(start: Start, llamas: Pair, tmp_path: Path) -> None:
+def test_correlations_is_prepared_and_taken(start: Start, llamas: Pair, tmp_path: Path) -> None:
     server = start(*llamas.serve("--pool", str(tmp_path / "provider")))
     address = ["--server", f"127.0.0.1:{server.until_listening()}", "--insecure"]
     request = ["--prompt", PROMPT, "--max-new-tokens", "2", "--standard", "--temperature", "0"]

@@ -90,7 +90,7 @@ def test_a_prompt_too_long_after_the_providers_text_is_refused(
 
 
 @pytest.mark.slow
-def test_material_is_made_ahead_for_it(start: Start, pair: Pair, tmp_path: Path) -> None:
+def test_correlations_is_made_ahead_for_it(start: Start, pair: Pair, tmp_path: Path) -> None:
     """Its table of positions has a hint of its own, which a dry run asks for, too."""
     own = tmp_path / "system.txt"
     own.write_text(SYSTEM)

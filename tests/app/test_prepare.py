@@ -1,4 +1,4 @@
-"""Material made ahead of time: kept from run to run, refused where it does not fit."""
+"""Correlated randomness made ahead of time: kept from run to run, refused where it does not fit."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def prepared(start_shared: Start, pair: Pair, tmp_path_factory: pytest.TempPathF
     server.until("stderr", "session finished")
     server.send(signal.SIGKILL)
     server.wait(END_S)
-    assert "making material, 0 of " in client.stderr
+    assert "making correlated randomness, 0 of " in client.stderr
     result = json.loads(file.read_text())
     for role in ROLES:
         shutil.copytree(root / role, root / "untaken" / role)
@@ -110,7 +110,7 @@ def server(start_shared: Start, pair: Pair, prepared: Prepared) -> Command:
 
 
 def made(result: dict[str, Any]) -> int:
-    return sum(row["bytes"] for row in result["material"])
+    return sum(row["bytes"] for row in result["correlations"])
 
 
 def total(result: dict[str, Any]) -> int:
@@ -122,7 +122,7 @@ def test_what_was_made_is_told(prepared: Prepared, pair: Pair) -> None:
     assert result["steps"] >= NEW - 1
     tokens = Tokenizer.load(pair.public).encode(PROMPT)
     assert result["config"]["request.prompt_tokens"] == len(tokens)
-    for row in result["material"]:
+    for row in result["correlations"]:
         assert row["available_units"] == row["made_units"]  # nothing was there before
         assert row["needed_units"] == row["prefill_units"] + (NEW - 1) * row["step_units"]
         assert row["made_units"] >= row["needed_units"]
@@ -136,7 +136,7 @@ def test_what_was_made_is_told(prepared: Prepared, pair: Pair) -> None:
 def test_the_directories_hold_what_was_told(prepared: Prepared) -> None:
     told = {
         row["kind"]: (row["available_units"], row["stored_bytes"])
-        for row in prepared.result["material"]
+        for row in prepared.result["correlations"]
         if row["available_units"]
     }
     (client,), (provider,) = (stock.stocks(prepared.untaken / role) for role in ROLES)
@@ -249,7 +249,7 @@ def test_a_completion_takes_what_was_made(
     result = json.loads(file.read_text())
     assert result["token_ids"] == greedy(pair)
     # Positions of silent products with its six matrices; nothing else.
-    assert "making material, 0 of 6 batches" in client.stderr
+    assert "making correlated randomness, 0 of 6 batches" in client.stderr
     # What is left offline is SPU's own set-up, which `prepare` had, too.
     assert total(result) < 1.05 * (total(prepared.result) - made(prepared.result))
     learned = "which sessions had the other one's pool directory"
@@ -317,8 +317,8 @@ def test_a_provider_without_a_pool_prepares_nothing(
 ) -> None:
     server = start(*pair.serve("--once"))
     client = start(*prepare(pair, server.until_listening(), tmp_path / "pool"))
-    client.assert_failed(2, "keeps no material", "--pool", within_s=END_S)
-    server.assert_failed(2, "keeps no material", within_s=END_S)
+    client.assert_failed(2, "keeps no correlated randomness", "--pool", within_s=END_S)
+    server.assert_failed(2, "keeps no correlated randomness", within_s=END_S)
 
 
 @slow
@@ -334,7 +334,9 @@ def test_what_was_made_serves_other_weights_as_well(
     client = start(*generate(changed, port, both / "client", "--json", str(file)))
     assert client.wait(RUN_S) == 0, client.stderr
     assert json.loads(file.read_text())["token_ids"] == greedy(changed) != greedy(pair)
-    assert "making material, 0 of 6 batches" in client.stderr  # of silent products alone
+    assert (
+        "making correlated randomness, 0 of 6 batches" in client.stderr
+    )  # of silent products alone
 
 
 @slow

@@ -238,7 +238,7 @@ def test_both_workers_know_what_the_providers_text_takes() -> None:
 
 def test_what_a_program_needs_is_there() -> None:
     agreed = {**of_client(PREPARATION, ASKED, TEXT, "local", 1), **_model()}
-    with pytest.raises(InputError, match="keeps no material"):
+    with pytest.raises(InputError, match="keeps no correlated randomness"):
         job_of(PREPARATION, task_of("provider", agreed, ProviderInputs("model"), None))
     del agreed["tokenizer"]
     for role, own in (("client", Nothing()), ("provider", ProviderInputs("model"))):
@@ -352,7 +352,7 @@ def test_a_session_is_told_both_ids_and_the_peers_folder(
     assert len(set(folders)) == 4
 
 
-def test_who_keeps_no_material_has_no_id(tmp_path: Path) -> None:
+def test_who_keeps_no_correlations_has_no_id(tmp_path: Path) -> None:
     agreed = {**pool_id("client", {}, tmp_path), **pool_id("provider", {}, None)}
     assert peer_folder("client", agreed, tmp_path) is None
     assert peer_folder("provider", agreed, None) is None

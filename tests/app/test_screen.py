@@ -111,7 +111,7 @@ def test_piped_output_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> N
         "  - draft length: 2",
         "3 tokens, ended by length; 1 secure steps, 2.00 tokens a step, "
         "1 of 2 drafts accepted (50%)",
-        "first token: after 5.5 s, set-up and material included (prefill alone 1.0 s)",
+        "first token: after 5.5 s, set-up and preprocessing included (prefill alone 1.0 s)",
         "online: 1.00 tokens/s, 2.0 s of decoding",
         "everything included: 9.0 s, 4.0 s of them offline; 3.00 s per token",
         "payload: online 5.0 MB in 1,007 messages (client sent 2.0 MB, provider 3.0 MB), "
@@ -174,8 +174,10 @@ def test_making_says_how_far_it_is_and_what_is_to_come(
     run(stages, making(40, 40))
     stages.close()
     lines = capsys.readouterr().err.splitlines()
-    assert lines[1].startswith("[making material, 0 of 40 batches: ")
-    assert lines[2].startswith("[making material, 10 of 40 batches, about 3000 s to go: ")
+    assert lines[1].startswith("[making correlated randomness, 0 of 40 batches: ")
+    assert lines[2].startswith(
+        "[making correlated randomness, 10 of 40 batches, about 3000 s to go: "
+    )
 
 
 def test_stages_may_be_for_terminals_alone(

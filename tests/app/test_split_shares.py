@@ -1,5 +1,5 @@
-"""Mode mpc of `spu-llm split` as two processes: texts, material that is made ahead, and what is
-refused; and what the host receives of boundary rows.
+"""Mode mpc of `spu-llm split` as two processes: texts, correlated randomness that is made ahead,
+and what is refused; and what the host receives of boundary rows.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_what_is_not_served_is_refused(start: Start, three: Pair, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_material_is_prepared_and_taken(start: Start, three: Pair, tmp_path: Path) -> None:
+def test_correlations_is_prepared_and_taken(start: Start, three: Pair, tmp_path: Path) -> None:
     pools = tmp_path / "provider", tmp_path / "client"
     server = start(*command("serve", three, "--listen", "127.0.0.1:0", "--pool", str(pools[0])))
     port = server.until_listening()
@@ -110,7 +110,7 @@ def test_material_is_prepared_and_taken(start: Start, three: Pair, tmp_path: Pat
     assert result["token_ids"] == greedy(three)
     # What is left offline is SPU's own set-up, which `prepare` had, too.
     offline = [sum(r["bytes"]["offline"].values()) for r in (prepared, result)]
-    assert offline[1] < 1.05 * (offline[0] - sum(row["bytes"] for row in prepared["material"]))
+    assert offline[1] < 1.05 * (offline[0] - sum(row["bytes"] for row in prepared["correlations"]))
     server.send(signal.SIGTERM)
     assert server.wait(END_S) == 128 + signal.SIGTERM
 

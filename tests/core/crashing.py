@@ -226,8 +226,8 @@ def party(rank: int, run: int, end: socket.socket, home: Path, lost: Callable[[P
         for i, (correlation, units) in enumerate(TAKES):
             if i % 2:
                 pool.lease(correlation, units + 5)  # several slices more than are taken
-            material = pool.take(correlation, units)
-            log.line(took=views(material))
+            correlations = pool.take(correlation, units)
+            log.line(took=views(correlations))
     except PeerError:
         lost(pool)
         return 2

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from spu_llm.core.channel import Channel
-from spu_llm.core.correlation import Correlation, Form, Material, Part, deal
+from spu_llm.core.correlation import Correlation, Correlations, Form, Part, deal
 from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
@@ -46,17 +46,19 @@ class Made:
     def add(self, shares: list[list[np.ndarray]], results: list[list[np.ndarray]]) -> None:
         batch = hashlib.sha256(results[CLIENT][0].tobytes()).hexdigest()
         for rank in (CLIENT, PROVIDER):
-            for i, view in enumerate(views(Material(shares[rank], results[rank]))):
+            for i, view in enumerate(views(Correlations(shares[rank], results[rank]))):
                 self.units[f"{rank} {view}"] = batch, i
 
-    def units_of(self, rank: int, material: Material) -> list[tuple[str, int]]:
-        """The units in `material`; KeyError when it is not, word for word, what was made."""
-        return [self.units[f"{rank} {view}"] for view in views(material)]
+    def units_of(self, rank: int, correlations: Correlations) -> list[tuple[str, int]]:
+        """The units in `correlated randomness`; KeyError when it is not, word for word, what was
+        made.
+        """
+        return [self.units[f"{rank} {view}"] for view in views(correlations)]
 
 
-def views(material: Material) -> list[str]:
+def views(correlations: Correlations) -> list[str]:
     """Per unit, all the words that a party has of it."""
-    arrays = [*material.masks, *material.results]
+    arrays = [*correlations.masks, *correlations.results]
     return [b"".join(x[i].tobytes() for x in arrays).hex() for i in range(len(arrays[0]))]
 
 

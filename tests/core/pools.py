@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spu_llm.core.channel import MemoryChannel
-from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline.pool import Pool
@@ -71,7 +71,7 @@ class Parties:
     def prepare(self, correlation: Correlation, units: int) -> None:
         self.both(lambda r, pool: pool.prepare(correlation, units))
 
-    def take(self, correlation: Correlation, units: int) -> list[Material]:
+    def take(self, correlation: Correlation, units: int) -> list[Correlations]:
         found = self.both(lambda r, pool: pool.take(correlation, units))
         taken = [self.made.units_of(rank, found[rank]) for rank in RANKS]
         assert taken[CLIENT] == taken[PROVIDER] and len(taken[CLIENT]) == units

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spu_llm.core.channel import CountingChannel, MemoryChannel
-from spu_llm.core.correlation import Correlation, Form, Material, Part
+from spu_llm.core.correlation import Correlation, Correlations, Form, Part
 from spu_llm.core.errors import WireError
 from spu_llm.core.integers import Factor, factor_from
 from spu_llm.core.meter import Meter
@@ -136,7 +136,7 @@ class Two:
     def set_up(self, *wanted: tuple[Correlation, np.ndarray]) -> None:
         self.both(lambda rank, p: p.set_up([(c, fixed(rank, w)) for c, w in wanted]))
 
-    def take(self, correlation: Correlation, units: int, w: np.ndarray) -> list[Material]:
+    def take(self, correlation: Correlation, units: int, w: np.ndarray) -> list[Correlations]:
         return self.both(lambda rank, p: p.take(correlation, units, fixed(rank, w)))
 
     def errors(self, correlation: Correlation, units: int, w: np.ndarray) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Material made beside a call: every unit once, the same at both parties, and what ends it."""
+"""Correlated randomness made beside a call: every unit once, the same at both parties, and what
+ends it.
+"""
 
 from __future__ import annotations
 
@@ -351,16 +353,16 @@ def course_of(calls: int, function: SecureFunction, *args: Any) -> Callable[[Ses
 
 
 def run(session: PartySession, x: np.ndarray, *, beside: bool) -> Any:
-    """Three calls, the later ones' material made beside the ones before, if so: results, what was
-    sent in which way, and the meter's entries. Nothing is there before.
+    """Three calls, the later ones' correlated randomness made beside the ones before, if so:
+    results, what was sent in which way, and the meter's entries. Nothing is there before.
     """
     args = arguments(session, x)
-    for need in session.demand(FORWARD, *args)[0].material.values():
+    for need in session.demand(FORWARD, *args)[0].correlations.values():
         there = session.preprocessing.available(need.correlation)
         session.preprocessing.take(need.correlation, there, need.fixed)
     session.prefetches, mark = beside, len(session.meter.entries)
     sent: list[list[int]] = []
-    channels = session._channel, session._material
+    channels = session._channel, session._correlations
     originals = [channel.inner for channel in channels]
     for channel in channels:
         sent.append(sizes := [])

@@ -16,7 +16,7 @@ from protocols.arithmetic.product import rescaled as _rescaled
 from protocols.bits import mux
 from protocols.bits.mux import correlation_for
 from protocols.functions.maximum import maximum
-from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.integers import Factor, factor_from
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party, Source
@@ -107,8 +107,8 @@ def _leaves_the_middle_open(
     # Prepared without the middle, where no mask has to be taken out again.
     outer = ((np.arange(k) < 3) | (np.arange(k) > 12)).astype(np.uint64)
     fixed = factor_from(entries * outer[:, None]) if entries is not None else None
-    material = party.take(masked_product(label, k, w.shape[1]), rows, fixed)
-    (r,), (rw,) = material.masks, material.results
+    correlations = party.take(masked_product(label, k, w.shape[1]), rows, fixed)
+    (r,), (rw,) = correlations.masks, correlations.results
     if party.rank == CLIENT:
         masked = lifted - r
         masked[:, 3:13] = lifted[:, 3:13]
@@ -140,14 +140,16 @@ class _RepeatsMux:
     """Broken: the units of one tournament round serve in the next ones, too."""
 
     source: Source
-    first: Material | None = None
+    first: Correlations | None = None
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         if correlation is not correlation_for(64):
             return self.source.take(correlation, units, fixed)
         if self.first is None:
             self.first = self.source.take(correlation, units, fixed)
-        return Material(
+        return Correlations(
             [m[:units] for m in self.first.masks], [m[:units] for m in self.first.results]
         )
 

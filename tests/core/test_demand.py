@@ -19,7 +19,7 @@ from protocols.bits.compare import less_than
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.correlation import Correlation, Form, Material, Part
+from spu_llm.core.correlation import Correlation, Correlations, Form, Part
 from spu_llm.core.errors import PoolError
 from spu_llm.core.integers import Factor
 from spu_llm.core.meter import Meter
@@ -55,7 +55,9 @@ class Recorded:
     units: dict[str, int] = field(default_factory=dict)
     fixed: dict[str, Factor | None] = field(default_factory=dict)
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         self.units[correlation.name] = self.units.get(correlation.name, 0) + units
         self.fixed[correlation.name] = fixed
         return self.pool.take(correlation, units, fixed)
@@ -69,7 +71,7 @@ def arguments(session: PartySession, x: np.ndarray, w: np.ndarray = WEIGHTS) -> 
 
 
 def units(demand: Demand) -> dict[str, int]:
-    return {name: need.units for name, need in demand.material.items()}
+    return {name: need.units for name, need in demand.correlations.items()}
 
 
 def recorded_call(session: PartySession, function: SecureFunction, *args: Any) -> Any:
@@ -118,7 +120,7 @@ def test_secrets_do_not_matter_nor_are_they_needed(simulation: Simulation) -> No
         recorded = Recorded(session.preprocessing)
         with session.supplied_by(recorded):
             session.call(LAYER, *arguments(session, np.ones((2, 4), np.float32)))
-        bound = [n.material[MASKED].fixed for n in found]
+        bound = [n.correlations[MASKED].fixed for n in found]
         return [(units(n), n.calls) for n in found], bound, recorded.fixed.get(MASKED)
 
     (client, nothing, _), (provider, bound, real) = simulation.run(program)
@@ -143,7 +145,7 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
                     need.units - session.preprocessing.available(need.correlation),
                     need.correlation.chunk,
                 )
-                for need in demand.material.values()
+                for need in demand.correlations.values()
             )
             return sum(-(-units // chunk) for units, chunk in lacking if units > 0)
 
@@ -206,11 +208,11 @@ def test_needs_add_up(simulation: Simulation) -> None:
         one = session.demand(LAYER, *arguments(session, np.ones((2, 4), np.float32)))[0]
         two = session.demand(LAYER, *arguments(session, np.ones((5, 4), np.float32)))[0]
         both = one + two
-        for name in both.material:
+        for name in both.correlations:
             assert units(both)[name] == units(one)[name] + units(two)[name]
         assert both.calls == one.calls + two.calls
         assert both.cost == one.cost + two.cost
-        return (one + Demand()).material.keys() == one.material.keys()
+        return (one + Demand()).correlations.keys() == one.correlations.keys()
 
     assert simulation.run(program) == [True, True]
 
@@ -340,5 +342,5 @@ def test_weights_beside_randomness_that_is_not_drawn_yet() -> None:
     w = private_array(PROVIDER, np.ones((2, 3), np.float32), (2, 3), np.float32)
     session = DrySession(DryRun(PROVIDER, 18))
     session.call(function, shape((5, 4), np.float32), w, shape((5, 3), np.float32))
-    (need,) = [n for n in session.demand().material.values() if n.correlation.fixed is not None]
+    (need,) = [n for n in session.demand().correlations.values() if n.correlation.fixed is not None]
     assert need.fixed is not None and need.fixed.entries.shape == (4, 3)

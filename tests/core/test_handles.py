@@ -144,7 +144,7 @@ def test_other_weights_under_a_name_are_noticed(parties: Simulation) -> None:
         return [session.demand(function, *arguments(session, w))[0] for w in (W, W + 1)]
 
     _, demands = parties.run(program)
-    one, other = (d.material["masked product tests handles 5 3"].fixed for d in demands)
+    one, other = (d.correlations["masked product tests handles 5 3"].fixed for d in demands)
     assert one.digest != other.digest
     with pytest.raises(PoolError, match="other weights than before"):
         demands[0] + demands[1]

@@ -1,4 +1,4 @@
-"""Pool directories: who a party is to its peers, and whose material lies where."""
+"""Pool directories: who a party is to its peers, and whose correlated randomness lies where."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ def test_strangers_do_not_fill_a_directory(tmp_path: Path, monkeypatch: pytest.M
         assert folder is not None
         folder.mkdir(0o700)
         (folder / "lock").touch()
-    # An id costs a stranger nothing, so a folder without material counts for nothing.
+    # An id costs a stranger nothing, so a folder without correlated randomness counts for nothing.
     assert peer_directories.agree(Hears(PEER), tmp_path) is not None
     for folder in folders:
-        (folder / "some material").mkdir()  # type: ignore[operator]
+        (folder / "some correlated randomness").mkdir()  # type: ignore[operator]
     with pytest.raises(PoolError, match="for 2 parties already"):
         peer_directories.agree(Hears(PEER), tmp_path)
     assert peer_directories.agree(Hears(b"%032x" % 1), tmp_path) == folders[1]

@@ -309,7 +309,7 @@ def test_what_is_used_up_leaves_room(parties: Parties) -> None:
 
 
 def limit(parties: Parties, rank: int, size: int) -> None:
-    """What this party's material may take from now on, beside what it does."""
+    """What this party's correlated randomness may take from now on, beside what it does."""
     directory = parties.directories[rank]
     assert directory is not None
     budget = stock.Budget(directory, stock.file_bytes(directory) + size)

@@ -282,7 +282,7 @@ def test_odd_places_are_refused(stored: Parties, place: str) -> None:
 
 def test_the_other_partys_directory_is_refused(stored: Parties) -> None:
     stored.directories.reverse()
-    with pytest.raises(PoolError, match="the other party's material"):
+    with pytest.raises(PoolError, match="the other party's correlated randomness"):
         reopen(stored, CLIENT)
 
 

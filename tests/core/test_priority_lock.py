@@ -116,7 +116,7 @@ def test_who_is_killed_leaves_no_claim(directory: Path, claim: str) -> None:
         pass
 
 
-def test_the_locks_are_their_owner_s_and_no_material(directory: Path) -> None:
+def test_the_locks_are_their_owner_s_and_no_correlations(directory: Path) -> None:
     with going_first(directory, never):
         pass
     with in_background(directory):

@@ -287,7 +287,7 @@ def test_no_other_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
         for rank, products in enumerate(two.products):
             products._own = Prg.from_seed(rank, "own")
         two.products[PROVIDER]._provider_key = bytes(32)
-        materials = two.take(correlation_of(2, 2), N, matrix(4, 2, 2))
-        words = [x.tobytes() for m in materials for x in (*m.masks, *m.results)]
+        batches = two.take(correlation_of(2, 2), N, matrix(4, 2, 2))
+        words = [x.tobytes() for m in batches for x in (*m.masks, *m.results)]
         found.append((words, two.wires[CLIENT].sent, two.wires[PROVIDER].sent))
     assert found[0] == found[1]

@@ -195,8 +195,8 @@ def test_a_failure_while_positions_are_made_loses_them(monkeypatch: pytest.Monke
 
 def test_nothing_to_take() -> None:
     two = Two()
-    for material in two.take(correlation_of(2, 3), 0, matrix(7, 2, 3)):
-        assert material.masks[0].shape == (0, 2) and material.results[0].shape == (0, 3)
+    for correlations in two.take(correlation_of(2, 3), 0, matrix(7, 2, 3)):
+        assert correlations.masks[0].shape == (0, 2) and correlations.results[0].shape == (0, 3)
     assert two.sent(CLIENT) == [8]  # the hint is there, no key
 
 
@@ -278,9 +278,9 @@ def test_supply() -> None:
         supply.set_up(Demand.of([CorrelationRequest(bound_, 1, weights)]))
         supply.prepare(bound_, 1, weights)
         supply.prepare(TRIPLE, 5)
-        material = supply.take(bound_, 3, weights)
+        correlations = supply.take(bound_, 3, weights)
         assert supply.take(TRIPLE, 2) == "from the pool"
-        return [len(material.results[0]), supply.available(bound_), supply.available(TRIPLE)]
+        return [len(correlations.results[0]), supply.available(bound_), supply.available(TRIPLE)]
 
     assert two.both(work) == [[3, HALF - 3, 7]] * 2
     for pool in pools:

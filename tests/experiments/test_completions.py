@@ -144,7 +144,7 @@ def record(
     seed: int = 3,
     others: float = 0.0,
 ) -> dict[str, Any]:
-    """Parts cost 1, 2, 3, ... times `seconds`; half of the material is used."""
+    """Parts cost 1, 2, 3, ... times `seconds`; half of the correlated randomness is used."""
     parts = ("launch", "set_up", "material", "planning", "prefill", "decode")
     cost = {p: costs.figures(n * seconds, n, 1000 * n) for n, p in enumerate(parts, start=1)}
     cost["hint"] = costs.figures(0.0, 0, 0)
@@ -176,7 +176,7 @@ def test_a_runs_figures_per_emitted_token() -> None:
     one = record("ours-drafted", seconds=32.0)
     assert online(one, "seconds") == 5 + 6
     assert everything(one, "seconds") == one["costs"]["whole"]["seconds"] / 32 == 21
-    # Launch, set-up and half of the material are paid once.
+    # Launch, set-up and half of the correlated randomness are paid once.
     assert amortised(one, "seconds", 32) == everything(one, "seconds")
     assert amortised(one, "seconds", 64) == 21 - 4.5 / 2
     assert amortised(one, "bytes", 512) == pytest.approx(1500 * (21 - 4.5 * (1 - 1 / 16)) / 32)

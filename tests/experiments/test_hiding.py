@@ -71,7 +71,7 @@ def test_a_hidden_text_sends_what_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         received = sum(e.traffic.received_bytes for e in online)
         return report.steps, sum(e.traffic.messages for e in online), sent, received
 
-    with Simulation() as simulation:  # material of its own, for weights of its own
+    with Simulation() as simulation:  # correlated randomness of its own, for weights of its own
         (steps, *found), _ = simulation.run(program)
     assert steps >= 4  # the third packs
     works = of_steps(TINY, asked, [], [0] * steps)
@@ -109,7 +109,9 @@ def test_the_committed_figures_are_those_of_the_documents() -> None:
 
 
 def test_measured_pairs_cost_at_most_a_quarter_more() -> None:
-    """Whole runs of 64 tokens, hidden and shown in turn: bytes and seconds, material included."""
+    """Whole runs of 64 tokens, hidden and shown in turn: bytes and seconds, correlated randomness
+    included.
+    """
     runs = saved.load("hidden_pair")["runs"]
     for hidden, shown in zip(runs[::2], runs[1::2], strict=True):
         assert (hidden["progress"], shown["progress"]) == ("hidden", "shown")

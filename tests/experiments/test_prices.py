@@ -1,5 +1,5 @@
-"""Prices of material: transfers by the products that take them, extensions apart, and the material
-of complete generations within a quarter of what was measured.
+"""Prices of correlated randomness: transfers by the products that take them, extensions apart, and
+the correlated randomness of complete generations within a quarter of what was measured.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_an_extension_is_priced_apart() -> None:
     assert [stocks_extended(int(b["messages"])) for b in (usual, half, extending)] == [0, 1, 2]
     row = {"name": LEAF.name, "batches": [_batch(9.0, 1000.0, 4), usual, extending, usual, half]}
     work = _work(LEAF, 1.0)
-    made = prices.made_in({"material": [row]}, work)
+    made = prices.made_in({"correlations": [row]}, work)
     found = prices.fit({}, [], made, [(work, 1.0)])
     assert found.extension == pytest.approx(_batch(1.5, 20000.0, 2562))
     units = STOCK / LEAF.transfers
@@ -140,7 +140,7 @@ def test_a_unit_of_known_rows_takes_half_the_bytes_of_a_tile() -> None:
 
 
 def _alike(config: GPT2Config, tile: int) -> dict[str, Correlation]:
-    """A correlation of every kind of material in the records of complete generations."""
+    """A correlation of every kind in the records of complete generations."""
     return {
         "shared bit": BITS,
         "square pair": SQUARE,
@@ -161,8 +161,8 @@ def _alike(config: GPT2Config, tile: int) -> dict[str, Correlation]:
 
 
 def _predicted(record: dict[str, Any], found: Prices) -> dict[str, float]:
-    """Of the material that a complete generation made, as much as took so many bytes. Left out:
-    silent products, which take none.
+    """Of the correlated randomness that a complete generation made, as much as took so many bytes.
+    Left out: silent products, which take none.
     """
     asked, kinds, agreed = record["asked"], record["costs"]["kinds"], record["config"]
     assert agreed["model.family"] == "gpt2"

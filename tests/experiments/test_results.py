@@ -369,7 +369,7 @@ def test_a_comparison_keeps_what_its_dry_run_takes(figures: dict[str, Any]) -> N
             words = Arith(np.zeros(values, np.uint64), np.dtype(np.int64), 0)
             client.call(SecureFunction(fn, owners, "sign"), words)
             (noted,) = client.taken()
-            taken = noted.demand.material.values()
+            taken = noted.demand.correlations.values()
             assert sum(64 * x.units * x.correlation.words for x in taken) == row["sums"] * values
 
 

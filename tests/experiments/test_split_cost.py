@@ -13,7 +13,7 @@ from spu_llm.api.defaults import shipped
 @pytest.mark.slow
 def test_the_middle_alone_takes_less_than_half() -> None:
     """A drafted step of 8 positions: at most 0.5 of the seconds online on lan, and at most 0.4 of
-    the material, however that is counted.
+    the correlated randomness, however that is counted.
     """
     result = split_cost.compared(load_config(shipped("private")), Split(1, 1))
     found = split_cost.shares(result)

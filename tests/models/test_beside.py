@@ -1,4 +1,6 @@
-"""A completion whose material is made beside its steps is the one whose material is made before."""
+"""A completion whose correlated randomness is made beside its steps is the one whose correlated
+randomness is made before.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_the_next_step_is_foreseen(simulation: Simulation, hidden: bool) -> None
             decoder.step(shape((1, 3), np.int32), decoder.judge_shapes(3), retained, 3)
             steps.append(dry.demand())
         units = [
-            [{name: n.units for name, n in demand.material.items()} for demand in demands]
+            [{name: n.units for name, n in demand.correlations.items()} for demand in demands]
             for demands in (dry.expected, steps)
         ]
         return units, [len(step.calls) for step in steps]

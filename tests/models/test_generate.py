@@ -105,7 +105,7 @@ def run_two_parties(
         decoder = completion.decoder(watched, weights, text)
         report = generate(watched, completion, decoder, client, provider)
         course = demand_of(session.dry(), completion, weights, report.steps, text)
-        for name, need in sum(course, Demand()).material.items():
+        for name, need in sum(course, Demand()).correlations.items():
             assert watched.units[name] == need.units, name
         return client, report, list(session.ledger.openings)
 

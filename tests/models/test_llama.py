@@ -506,7 +506,7 @@ def test_drafts_verified_by_two_parties(
         decoder = completion.decoder(watched, weights)
         report = generate(watched, completion, decoder, client, provider)
         course = demand_of(session.dry(), completion, weights, report.steps)
-        for name, need in sum(course, Demand()).material.items():
+        for name, need in sum(course, Demand()).correlations.items():
             assert watched.units[name] == need.units, name
         return client, report
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.integers import Factor
 from spu_llm.runtime.party_session import PartySession
 
@@ -25,7 +25,9 @@ class Watched:
         with self._session.supplied_by(self):
             return self._session.call(function, *args)
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         self.units[correlation.name] += units
         assert self._session.preprocessing.available(correlation) >= units
         return self._session.preprocessing.take(correlation, units, fixed)

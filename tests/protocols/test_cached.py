@@ -442,7 +442,7 @@ def test_a_longer_cache_stays_open_for_products_side_by_side(simulation: Simulat
     for demand in (before, after):
         (call,) = (c for c in demand.calls if c.op == "times_rows")
         assert call.cost.client_to_provider == 2 * 2 * 8  # the query, of two words a head
-        assert demand.material == {}
+        assert demand.correlations == {}
     product = np.array([[[19, 0, 0]], [[-18, 0, 0]]])
     wanted = np.concatenate([k * product for k in (1, 2, 3)])
     np.testing.assert_allclose(found / 2.0**18, wanted, atol=2**-16)

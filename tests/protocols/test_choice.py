@@ -209,7 +209,7 @@ def taken(function: SecureFunction, *shapes: Any) -> tuple[Demand, float]:
     party = dry_parties()[CLIENT]
     party.call(function, *shapes)
     demand, prices = party.demand(), Prices.load()
-    made = [prices.of_units(t.correlation, t.units) for t in demand.material.values()]
+    made = [prices.of_units(t.correlation, t.units) for t in demand.correlations.values()]
     return demand, sum(m["client_to_provider"] + m["provider_to_client"] for m in made)
 
 

@@ -15,7 +15,7 @@ from protocols.bits import compare, gates
 from protocols.bits.compare import leaf, levels, node, sign
 from protocols.bits.planes import to_planes, words_for
 from protocols.functions.maximum import all_of
-from spu_llm.core.correlation import Correlation, Material, deal
+from spu_llm.core.correlation import Correlation, Correlations, deal
 from spu_llm.core.correlation import evaluate as plain_results
 from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party, Source
@@ -183,17 +183,21 @@ class _ReusesUnits:
 
     source: Source
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
-        material = self.source.take(correlation, units, fixed)
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
+        correlations = self.source.take(correlation, units, fixed)
         if not correlation.name.startswith("gate leaf"):
-            return material
+            return correlations
 
         def reused(words: np.ndarray) -> np.ndarray:
             groups = words.copy().reshape(len(words) // 12, 12, words.shape[1])
             groups[:, 7] = groups[:, 3]
             return groups.reshape(words.shape)
 
-        return Material(list(map(reused, material.masks)), list(map(reused, material.results)))
+        return Correlations(
+            list(map(reused, correlations.masks)), list(map(reused, correlations.results))
+        )
 
 
 def test_units_that_serve_twice_in_one_message_are_noticed() -> None:

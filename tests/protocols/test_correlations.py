@@ -13,7 +13,7 @@ from protocols.bits import compare, convert, gates, logic, mux
 from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.correlation import Correlation, Form, Material, evaluate
+from spu_llm.core.correlation import Correlation, Correlations, Form, evaluate
 from spu_llm.core.integers import Factor, factor_from
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
@@ -26,21 +26,21 @@ WEIGHTS = factor_from((np.arange(24 * 16).reshape(24, 16) - 100).astype(np.int64
 
 def made(
     simulation: Simulation, correlation: Correlation, fixed: Factor | None = None
-) -> tuple[list[Material], float]:
+) -> tuple[list[Correlations], float]:
     """One chunk at both parties, and its bytes per unit."""
 
-    def work(session: PartySession) -> tuple[Material, float]:
+    def work(session: PartySession) -> tuple[Correlations, float]:
         weights = fixed if session.rank == PROVIDER else None
-        material = session.preprocessing.take(correlation, correlation.chunk, weights)
+        correlations = session.preprocessing.take(correlation, correlation.chunk, weights)
         entry = [e for e in session.meter.entries if e.name == correlation.name][-1]
         assert entry.phase == "offline" and entry.kind == "pool"
-        return material, entry.traffic.bytes / correlation.chunk
+        return correlations, entry.traffic.bytes / correlation.chunk
 
     results = simulation.run(work)
-    return [material for material, _ in results], results[CLIENT][1]
+    return [correlations for correlations, _ in results], results[CLIENT][1]
 
 
-def check(correlation: Correlation, both: list[Material], fixed: Factor | None = None) -> None:
+def check(correlation: Correlation, both: list[Correlations], fixed: Factor | None = None) -> None:
     masks = [
         a + b if part.form in (Form.ARITH, Form.PRIVATE) else a ^ b
         for part, a, b in zip(correlation.masks, both[0].masks, both[1].masks, strict=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from protocols.arithmetic.cached import append, times_columns, times_rows
 from protocols.arithmetic.known_rows import known_rows
-from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.op import Cost, Functionality, View, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Public, Value, as_words
@@ -106,11 +106,13 @@ def _bare(party: Party, *values: Value, of: str, op: Any, **static: Any) -> list
     """Broken: masks of one kind of product are zeros, as then are the products of these."""
     take = party.take
 
-    def bare(correlation: Correlation, units: int, fixed: Any = None) -> Material:
+    def bare(correlation: Correlation, units: int, fixed: Any = None) -> Correlations:
         made = take(correlation, units, fixed)
         if not correlation.name.startswith(of):
             return made
-        return Material(*([np.zeros_like(w) for w in part] for part in (made.masks, made.results)))
+        return Correlations(
+            *([np.zeros_like(w) for w in part] for part in (made.masks, made.results))
+        )
 
     party.take = bare  # type: ignore[method-assign]
     try:

@@ -82,10 +82,10 @@ def test_spu_makes_transfers_by_oblivious_transfer(simulation: Simulation) -> No
     count = 1000
 
     def program(session: Any) -> Any:
-        material = session.preprocessing.take(TRANSFER, count)
+        correlations = session.preprocessing.take(TRANSFER, count)
         session.preprocessing.take(TRANSFER, 3 * TRANSFER.chunk)
         made = [e for e in session.meter.entries if e.kind == "pool" and e.name == "transfer"]
-        return material, made
+        return correlations, made
 
     (client, entries), (provider, _) = simulation.run(program)
     c, w_client = client.masks[0], client.results[0]

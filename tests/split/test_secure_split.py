@@ -75,7 +75,7 @@ Between = Callable[[ModelConfig, Split], Simulation]
 
 @pytest.fixture(scope="module")
 def between() -> Iterator[Callable[[ModelConfig, Split], Simulation]]:
-    """The two parties of one middle: a session has material for one."""
+    """The two parties of one middle: a session has correlated randomness for one."""
     with ExitStack() as stack:
 
         @functools.cache
@@ -310,7 +310,7 @@ def run_two_parties(
             if e.phase in ("prefill", "decode") and e.kind == "op"
         ]
         course = demand_of(session.dry(), completion, weights, report.steps)
-        for name, need in sum(course, Demand()).material.items():
+        for name, need in sum(course, Demand()).correlations.items():
             assert watched.units[name] == need.units, name
         return client, report, list(session.ledger.openings), passed
 

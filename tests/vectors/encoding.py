@@ -17,7 +17,7 @@ from experiments.common import saved
 from protocols.arithmetic.cached import Cached
 from protocols.bits.gates import Gate
 from protocols.verification.sampling import Widths
-from spu_llm.core.correlation import Correlation, Material, Part
+from spu_llm.core.correlation import Correlation, Correlations, Part
 from spu_llm.core.integers import Factor
 from spu_llm.core.values import CLIENT, ROLES, Arith, Bool, Owner, Private, Public, Value, as_words
 from spu_llm.offline import versions
@@ -169,7 +169,7 @@ def parts_of(correlation: Correlation) -> Json:
     return {name: [_part(part) for part in parts] for name, parts in both.items()}
 
 
-def units_of(correlation: Correlation, both: Sequence[Material], fixed: Factor | None) -> Json:
+def units_of(correlation: Correlation, both: Sequence[Correlations], fixed: Factor | None) -> Json:
     """Units that both parties took."""
     recorded: Json = {"name": correlation.name, "units": len(both[CLIENT].results[0])}
     recorded |= parts_of(correlation)
@@ -185,7 +185,7 @@ def units_of(correlation: Correlation, both: Sequence[Material], fixed: Factor |
     return recorded
 
 
-def material_of(recorded: Json, rank: int) -> Material:
+def correlations_of(recorded: Json, rank: int) -> Correlations:
     """A party's half of recorded units: zeros for the peer's own masks."""
 
     def words(part: Json) -> np.ndarray:
@@ -193,7 +193,7 @@ def material_of(recorded: Json, rank: int) -> Material:
         text = part[ROLES[rank]]
         return np.zeros(shape, np.uint64) if text is None else from_hex(text, np.uint64, shape)
 
-    return Material(
+    return Correlations(
         [words(part) for part in recorded["masks"]], [words(part) for part in recorded["results"]]
     )
 

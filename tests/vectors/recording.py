@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 
 from protocols.bits import gates
-from spu_llm.core.correlation import Correlation, Material, deal
+from spu_llm.core.correlation import Correlation, Correlations, deal
 from spu_llm.core.errors import PeerError
 from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party
@@ -230,22 +230,22 @@ class _Dealer:
 
     def __init__(self, stream: Prg) -> None:
         self._stream = stream
-        self._for_client: queue.Queue[tuple[str, int, Material] | None] = queue.Queue()
+        self._for_client: queue.Queue[tuple[str, int, Correlations] | None] = queue.Queue()
 
-    def deal(self, correlation: Correlation, units: int, fixed: Any) -> list[Material]:
+    def deal(self, correlation: Correlation, units: int, fixed: Any) -> list[Correlations]:
         masks = [correlation.draw(rank, self._stream, units) for rank in (CLIENT, PROVIDER)]
         results = deal(correlation, masks, self._stream, fixed)
-        both = [Material(masks[rank], results[rank]) for rank in (CLIENT, PROVIDER)]
+        both = [Correlations(masks[rank], results[rank]) for rank in (CLIENT, PROVIDER)]
         self._for_client.put((correlation.name, units, both[CLIENT]))
         return both
 
-    def dealt(self, correlation: Correlation, units: int) -> Material:
+    def dealt(self, correlation: Correlation, units: int) -> Correlations:
         found = self._for_client.get(timeout=30)
         if found is None:
             raise PeerError("the other party has gone")
-        name, count, material = found
+        name, count, correlations = found
         assert (name, count) == (correlation.name, units), "the parties take different units"
-        return material
+        return correlations
 
     def stop(self) -> None:
         self._for_client.put(None)
@@ -259,7 +259,9 @@ class _Source:
     rank: int
     taken: list[Json] = field(default_factory=list)
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         if self.rank == CLIENT:
             return self.dealer.dealt(correlation, units)
         both = self.dealer.deal(correlation, units, fixed)

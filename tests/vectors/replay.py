@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.core.correlation import Correlation, Form, Material, evaluate
+from spu_llm.core.correlation import Correlation, Correlations, Form, evaluate
 from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
@@ -30,12 +30,12 @@ from spu_llm.testing import FRAC_BITS
 from tests.vectors.cases import all_ops
 from tests.vectors.encoding import (
     Json,
+    correlations_of,
     fixed_of,
     from_hex,
     from_static,
     held,
     kind_of,
-    material_of,
     parts_of,
     to_hex,
     value_of,
@@ -119,7 +119,9 @@ class _Units:
         self._rank = rank
         self.waiting: list[Json] = []
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         assert self.waiting, f"{correlation.name} is taken, nothing recorded"
         recorded = self.waiting.pop(0)
         found = recorded["name"], recorded["units"]
@@ -129,7 +131,7 @@ class _Units:
         if fixed is not None:  # at the provider
             assert expected is not None
             assert np.array_equal(as_words(fixed.entries), expected.entries)
-        return material_of(recorded, self._rank)
+        return correlations_of(recorded, self._rank)
 
 
 def _check_units(correlation: Correlation, recorded: Json) -> None:
@@ -137,7 +139,7 @@ def _check_units(correlation: Correlation, recorded: Json) -> None:
     for name, parts in parts_of(correlation).items():
         kinds = [{k: v for k, v in p.items() if k not in ROLES} for p in recorded[name]]
         assert kinds == parts, f"{correlation.name} has {name} {parts}, recorded {kinds}"
-    both = [material_of(recorded, rank) for rank in (CLIENT, PROVIDER)]
+    both = [correlations_of(recorded, rank) for rank in (CLIENT, PROVIDER)]
     masks = [
         a ^ b if part.form in (Form.BOOL, Form.BIT) else a + b
         for part, a, b in zip(correlation.masks, both[0].masks, both[1].masks, strict=True)

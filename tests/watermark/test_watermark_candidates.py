@@ -439,7 +439,7 @@ def test_the_provider_sees_the_same_whatever_wins(
 ) -> None:
     """Under two keys, by which other candidates win and more of their drafts stay: each time two
     parties write the text of the clear, and all messages are of the same sizes in the same order,
-    until the shorter run ends; material made ahead suffices.
+    until the shorter run ends; correlated randomness made ahead suffices.
     """
     plan = asked(5, 2, 2)
 
@@ -460,7 +460,7 @@ def test_the_provider_sees_the_same_whatever_wins(
                 and e.kind not in ("pool", "wait")
             ]
             course = demand_of(session.dry(), plan, weights, report.steps)
-            for name, need in sum(course, Demand()).material.items():
+            for name, need in sum(course, Demand()).correlations.items():
                 assert watched.units[name] == need.units, name
             openings = [(o.learner, o.label, o.count) for o in session.ledger.openings]
             return client and client.tokens, sent, session.ledger.learned(), openings, report

@@ -49,7 +49,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--server", metavar="HOST:PORT", help="does a provider answer there?")
     parser.add_argument("--model", type=Path, metavar="DIR", help="can it be served?")
     add_ranges(parser)
-    parser.add_argument("--pool", type=Path, metavar="DIR", help="can material be kept there?")
+    parser.add_argument(
+        "--pool", type=Path, metavar="DIR", help="can correlated randomness be kept there?"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     parser.set_defaults(run=_run)

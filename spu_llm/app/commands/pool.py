@@ -14,7 +14,7 @@ from spu_llm.core.errors import InputError
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "pool",
-        help="list the material in a pool directory",
+        help="list the correlated randomness in a pool directory",
         description="Lists what was made ahead of time and is left, for each peer. Changes "
         "nothing, and may run beside a session.",
     )
@@ -25,7 +25,7 @@ def add_command(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from spu_llm.app.material import stock_json, stock_table
+    from spu_llm.app.stock_tables import stock_json, stock_table
     from spu_llm.offline.peer_directories import party_directories
     from spu_llm.offline.stock import stocks
 

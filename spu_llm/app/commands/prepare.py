@@ -29,7 +29,7 @@ from spu_llm.core.printable import one_line
 def add_command(commands: Any) -> None:
     prepare = commands.add_parser(
         "prepare",
-        help="make material for a completion ahead of time, which it then takes",
+        help="make correlated randomness for a completion ahead of time, which it then takes",
         description="Both parties make what a completion takes: on this machine, or, with "
         "--server, with a provider that was started with --pool. Give the completion the same "
         "options, a prompt of the same length, and the same --pool.",
@@ -71,10 +71,12 @@ def add_command(commands: Any) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    """Prepare material: progress to stderr, what was made to stdout, the result to `--json`."""
+    """Prepare correlated randomness: progress to stderr, what was made to stdout, the result to
+    `--json`.
+    """
     from spu_llm.api.client import Client
     from spu_llm.app import keeping
-    from spu_llm.app.material import material_table
+    from spu_llm.app.stock_tables import prepared_table
     from spu_llm.service.supervisor import Look
 
     client = Client(provider_of(options))
@@ -105,7 +107,7 @@ def _prepare(options: argparse.Namespace) -> None:
         assert client.provider.client_pool is not None
         keeping.watch(client.provider.client_pool, make, lambda line: show(_timed(line)))
     else:
-        show_table(material_table(make(lambda: None)))
+        show_table(prepared_table(make(lambda: None)))
 
 
 def _timed(line: str) -> str:

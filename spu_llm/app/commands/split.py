@@ -93,8 +93,8 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _prepare(options: argparse.Namespace) -> None:
     """Show progress on stderr, what was made on stdout; write the result to `--json`."""
-    from spu_llm.app.material import material_table
     from spu_llm.app.screen import Stages
+    from spu_llm.app.stock_tables import prepared_table
 
     check_output(options.json)
     client, asked, disk = _client(options), _text_options(options), megabytes(options, "disk")
@@ -103,7 +103,7 @@ def _prepare(options: argparse.Namespace) -> None:
         made = client.prepare(prompt, asked, screen.on_event, steps=options.steps, disk_bytes=disk)
     result = made.to_json()
     write_json(options.json, result)
-    show_table(material_table(result))
+    show_table(prepared_table(result))
 
 
 def _tune(options: argparse.Namespace) -> None:

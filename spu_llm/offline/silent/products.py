@@ -74,7 +74,7 @@ from pathlib import Path
 import numpy as np
 
 from spu_llm.core.channel import CountingChannel, recv_exactly
-from spu_llm.core.correlation import Correlation, Material, cut, joined
+from spu_llm.core.correlation import Correlation, Correlations, cut, joined
 from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.integers import Factor, equal
 from spu_llm.core.meter import Meter
@@ -112,7 +112,7 @@ class _Use:
     fixed: Factor | None = None  # at the provider
     key: int = 0  # number of the key that the next position is under
     next: int = 0  # that position
-    made: list[Material] = field(default_factory=list)
+    made: list[Correlations] = field(default_factory=list)
 
     @property
     def left(self) -> int:
@@ -252,7 +252,7 @@ class SilentProducts:
         while self.available(correlation) < units:
             self.add(correlation, self.make(correlation))
 
-    def make(self, correlation: Correlation) -> Material:
+    def make(self, correlation: Correlation) -> Correlations:
         """Make the next positions of a matrix that is set up, for `add`: a chunk, or as many as are
         left under its key.
         """
@@ -266,11 +266,13 @@ class SilentProducts:
             use.key += use.next == 0
             return self._positions(use, key, window)
 
-    def add(self, correlation: Correlation, made: Material) -> None:
+    def add(self, correlation: Correlation, made: Correlations) -> None:
         """Let positions of `made` serve from now on."""
         self._uses[correlation.name].made.append(made)
 
-    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
+    def take(
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
+    ) -> Correlations:
         """Return masks [units, inputs] (zeros at the provider) and this party's shares
         [units, outputs] of their products; nobody ever gets them again.
         """
@@ -298,7 +300,7 @@ class SilentProducts:
         key = np.frombuffer(recv_exactly(self._channel, 8 * N), np.uint64)
         return ring.transform(ring.fractions(key))
 
-    def _positions(self, use: _Use, key: np.ndarray, window: slice) -> Material:
+    def _positions(self, use: _Use, key: np.ndarray, window: slice) -> Correlations:
         """Make the positions `window` under one key (steps 3 and 4)."""
         matrix, count = use.matrix, window.stop - window.start
         masks = np.zeros((count, matrix.inputs), np.uint64)
@@ -325,8 +327,8 @@ class SilentProducts:
             )
             for_each(self._jobs, mask, rows_and_noise)
             for_each(self._jobs, own_share, slices(matrix.outputs))
-            return Material([masks], [share])
+            return Correlations([masks], [share])
         for_each(self._jobs, others_share, slices(matrix.outputs))
         wide = self._own.words(share.shape) >> np.uint64(64 - WIDE_BITS)
         share += wide - np.uint64(1 << WIDE_BITS >> 1)
-        return Material([masks], [share])
+        return Correlations([masks], [share])

@@ -1,4 +1,4 @@
-"""The program behind `prepare`: both parties make material for a completion to come.
+"""The program behind `prepare`: both parties make correlated randomness for a completion to come.
 
 Neither prompt nor drafts are needed: what a completion takes follows from its request. Of products
 with the provider's weights only the hint is kept (`spu_llm.offline.silent`): masks are made in the
@@ -36,13 +36,17 @@ def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str
     Raise PoolError when one of the parties would not keep it.
     """
     if session.pool_folder is None:
-        raise PoolError("one of the parties keeps no material; both need a pool directory")
+        raise PoolError(
+            "one of the parties keeps no correlated randomness; both need a pool directory"
+        )
     config, rooms = job.model, {CLIENT: job.request.room_bytes}
     rooms[PROVIDER] = session.tell(PROVIDER, session.preprocessing.pool.room())
     if rooms[CLIENT] is not None:
-        session.ledger.declare(PROVIDER, "how much disk the client gives to material")
+        session.ledger.declare(PROVIDER, "how much disk the client gives to correlated randomness")
     if rooms[PROVIDER] is not None:
-        session.ledger.declare(CLIENT, "how much disk the provider has left for material")
+        session.ledger.declare(
+            CLIENT, "how much disk the provider has left for correlated randomness"
+        )
     completion = Completion.of(config, job.request, job.before)
     with session.meter.in_phase("offline"):
         weights = held_weights(session, config, job, completion.layout.part)
@@ -50,7 +54,7 @@ def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str
         completion.prepare(session, completion.decoder(session, weights, text))
         send("stage", name="finding out what is needed")
         course = demand_of(session.dry(), completion, weights, job.request.steps, text)
-        send("stage", name="making material")
+        send("stage", name="making correlated randomness")
         session.set_up(sum(course, Demand()))
         course = [demand.unbound for demand in course]
         count = demands_within(session.preprocessing.pool, course, least(rooms.values()))
@@ -62,7 +66,7 @@ def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str
         "steps": steps_covered(session.preprocessing.pool, course) if whole else max(0, count - 1),
         "lacking_bytes": growth_bytes(session.preprocessing.pool, sum(course, Demand())),
         "step_lacks_bytes": growth_bytes(session.preprocessing.pool, sum(course[:2], Demand())),
-        "material": summary(session, course),
+        "correlations": summary(session, course),
         "seconds": session.meter.seconds,
         "traffic": {"offline": asdict(session.meter.traffic("offline"))},
         "learned": session.ledger.learned(),
@@ -105,7 +109,7 @@ def growth_bytes(pool: Pool, demand: Demand) -> int:
     """Return by how many bytes a party's files grow, at most, when what the pool lacks of `demand`
     is made.
     """
-    return sum(pool.growth_bytes(n.correlation, n.units) for n in demand.material.values())
+    return sum(pool.growth_bytes(n.correlation, n.units) for n in demand.correlations.values())
 
 
 def demands_within(pool: Pool, course: Sequence[Demand], room_bytes: int | None) -> int:
@@ -128,11 +132,11 @@ def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:
     steps are taken to be like the last of `course`, which is of what a pool keeps.
     """
     total = sum(course, Demand())
-    if any(pool.available(n.correlation) < n.units for n in total.material.values()):
+    if any(pool.available(n.correlation) < n.units for n in total.correlations.values()):
         return 0
     more = [
-        (pool.available(n.correlation) - total.material[name].units) // n.units
-        for name, n in course[-1].material.items()
+        (pool.available(n.correlation) - total.correlations[name].units) // n.units
+        for name, n in course[-1].correlations.items()
         if n.units
     ]
     return len(course) - 1 + (min(more, default=0) if len(course) > 1 else 0)
@@ -144,7 +148,7 @@ def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, A
     """
     prefill, step = course[0], course[-1] if len(course) > 1 else Demand()
     rows = []
-    for name, taken in sum(course, Demand()).material.items():
+    for name, taken in sum(course, Demand()).correlations.items():
         kind = taken.correlation
         nothing = CorrelationRequest(kind, 0)
         entries = [e for e in session.meter.entries if e.kind == "pool" and e.name == name]
@@ -152,8 +156,8 @@ def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, A
         rows.append(
             {
                 "kind": name,
-                "prefill_units": prefill.material.get(name, nothing).units,
-                "step_units": step.material.get(name, nothing).units,
+                "prefill_units": prefill.correlations.get(name, nothing).units,
+                "step_units": step.correlations.get(name, nothing).units,
                 "needed_units": taken.units,
                 "available_units": session.preprocessing.pool.available(kind),
                 "made_units": len(entries) * kind.chunk,

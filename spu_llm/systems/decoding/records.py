@@ -51,8 +51,8 @@ class ClientInputs:
 
 @dataclass(frozen=True)
 class Ahead(GenerationRequest):
-    """Of a completion to come: for how many of its steps to make material; `room_bytes`: for fewer
-    if the files of a party would grow by more.
+    """Of a completion to come: for how many of its steps to make correlated randomness;
+    `room_bytes`: for fewer if the files of a party would grow by more.
     """
 
     steps: int = field(kw_only=True)

@@ -81,9 +81,9 @@ class MarkedTexts(ServedSystem):
             )
 
     def record(self, nonce: bytes, job: Job[Any, Any] | None) -> None:
-        """Record the session of a nonce before its worker has its noise; nothing for material of a
-        completion to come. Raise SpuLlmError when that cannot be, as after `close`, and then the
-        worker must not have it.
+        """Record the session of a nonce before its worker has its noise; nothing for correlated
+        randomness of a completion to come. Raise SpuLlmError when that cannot be, as after `close`,
+        and then the worker must not have it.
         """
         assert job is not None and self._sessions is not None
         request = job.request

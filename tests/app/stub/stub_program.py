@@ -95,7 +95,7 @@ def run_task(program: None, task: Any, events: Any, hear: Any) -> dict[str, Any]
 
 
 def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
-    """Make material in the party's directory; what a result says of it."""
+    """Make correlated randomness in the party's directory; what a result says of it."""
     import numpy as np
 
     from spu_llm.core.prg import Prg
@@ -135,7 +135,7 @@ def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
         "lacking_bytes": 0,
         "room_bytes": {"client": None, "provider": None},
         "step_lacks_bytes": 0,
-        "material": [row],
+        "correlations": [row],
     }
 
 

@@ -1,4 +1,4 @@
-"""What `prepare` and `pool` print: material by kind, and how far it goes."""
+"""What `prepare` and `pool` print: correlated randomness by kind, and how far it goes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.offline.stock import PeerStock
 
 
-def material_table(result: dict[str, Any]) -> str:
+def prepared_table(result: dict[str, Any]) -> str:
     """Return a table of what `prepare` made, per kind, and how far it goes."""
-    rows = [("material", "units", "made", "seconds", "MB", "on disk")]
+    rows = [("correlations", "units", "made", "seconds", "MB", "on disk")]
     numbers = ("available_units", "made_units", "seconds", "bytes", "stored_bytes")
-    for row in _grouped(result["material"], numbers):
+    for row in _grouped(result["correlations"], numbers):
         rows.append(
             (
                 row["kind"],
@@ -31,13 +31,15 @@ def material_table(result: dict[str, Any]) -> str:
 
 def made_line(result: dict[str, Any]) -> str:
     """Return one line that says what `prepare` made, and how far it goes."""
-    made = any(row["made_units"] for row in result["material"])
-    done = f"made material in {_price(result)}" if made else "made nothing"
+    made = any(row["made_units"] for row in result["correlations"])
+    done = f"made correlated randomness in {_price(result)}" if made else "made nothing"
     return f"{done}: {enough(result)}"
 
 
 def enough(result: dict[str, Any]) -> str:
-    """Return for what the material of `prepare` lasts. How many drafts stay is not known before."""
+    """Return for what the correlated randomness of `prepare` lasts. How many drafts stay is not
+    known before.
+    """
     least, most = result["tokens"]["least"], result["tokens"]["most"]
     tokens = f"{least} tokens" + (f" if no draft stays, up to {most}" if most > least else "")
     text = (
@@ -53,12 +55,12 @@ def enough(result: dict[str, Any]) -> str:
 
 
 def stock_table(stocks: Sequence[PeerStock]) -> str:
-    """Return what `pool` lists: of each peer the material by kind, and all of it."""
+    """Return what `pool` lists: of each peer the correlated randomness by kind, and all of it."""
     lines = []
     for stock in stocks:
         session = ", in use by a session: the figures change" if stock.in_use else ""
-        rows = [("material", "batches", "units left", "on disk")]
-        for kind in _grouped(stock_json(stock)["material"], ("batches", "units", "disk_bytes")):
+        rows = [("correlations", "batches", "units left", "on disk")]
+        for kind in _grouped(stock_json(stock)["correlations"], ("batches", "units", "disk_bytes")):
             counts = (f"{kind['batches']:,}", f"{kind['units']:,}", mb(kind["disk_bytes"]))
             rows.append((kind["kind"], *counts))
         rows.append(("total", f"{stock.batches:,}", "", mb(stock.disk_bytes)))
@@ -69,13 +71,13 @@ def stock_table(stocks: Sequence[PeerStock]) -> str:
 
 
 def stock_json(stock: PeerStock) -> dict[str, Any]:
-    """Return a peer's material as an entry of `--json`."""
+    """Return a peer's correlated randomness as an entry of `--json`."""
     return {
         "folder": str(stock.folder),
         "in_use": stock.in_use,
         "batches": stock.batches,
         "disk_bytes": stock.disk_bytes,
-        "material": [
+        "correlations": [
             {
                 "kind": kind.name,
                 "batches": kind.batches,
@@ -95,10 +97,10 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _grouped(material: list[dict[str, Any]], numbers: Sequence[str]) -> list[dict[str, Any]]:
+def _grouped(correlations: list[dict[str, Any]], numbers: Sequence[str]) -> list[dict[str, Any]]:
     """Return one row for each kind, whatever the matrix or gate, with its `numbers` added up."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in material:
+    for row in correlations:
         groups.setdefault(" ".join(row["kind"].split()[:2]), []).append(row)
     return [
         {"kind": rows[0]["kind"] if len(rows) == 1 else f"{name} ({len(rows)} kinds)"}

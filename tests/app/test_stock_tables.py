@@ -1,4 +1,4 @@
-"""How far material goes, in words."""
+"""How far correlated randomness goes, in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spu_llm.api.preparation import Tokens
-from spu_llm.app.material import enough, made_line, material_table
+from spu_llm.app.stock_tables import enough, made_line, prepared_table
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -17,7 +17,8 @@ def result(**changes: Any) -> dict[str, Any]:
     return {
         "steps": 12,
         "tokens": {"least": 13, "most": 97},
-        "material": [row | {"kind": f"gate carry {i}"} for i in (1, 2)] + [row | {"kind": "pair"}],
+        "correlations": [row | {"kind": f"gate carry {i}"} for i in (1, 2)]
+        + [row | {"kind": "pair"}],
         "lacking_bytes": 0,
         "room_bytes": {"client": None, "provider": None},
         "seconds": {"offline": 20.0},
@@ -54,18 +55,21 @@ def test_whose_disk_is_full_is_told(client: int | None, provider: int | None, sa
 
 
 def test_what_was_made_is_told_by_kind_and_in_a_line() -> None:
-    lines = material_table(result()).splitlines()
+    lines = prepared_table(result()).splitlines()
     assert [line.split() for line in lines[:3]] == [
-        ["material", "units", "made", "seconds", "MB", "on", "disk"],
+        ["correlations", "units", "made", "seconds", "MB", "on", "disk"],
         ["gate", "carry", "(2", "kinds)", "4,096", "2,048", "3.0", "6.0", "0.8", "MB"],
         ["pair", "2,048", "1,024", "1.5", "3.0", "0.4", "MB"],
     ]
     assert len({len(line) for line in lines[:3]}) == 1
     assert lines[3:] == ["made in 20.0 s with 9.0 MB", enough(result())]
-    assert made_line(result()) == f"made material in 20.0 s with 9.0 MB: {enough(result())}"
+    assert (
+        made_line(result())
+        == f"made correlated randomness in 20.0 s with 9.0 MB: {enough(result())}"
+    )
 
 
 @pytest.mark.parametrize("made", [0, 1])
 def test_a_line_says_when_nothing_was_made(made: int) -> None:
-    rows = [row | {"made_units": made} for row in result()["material"]]
-    assert made_line(result(material=rows)).startswith("made nothing: ") == (made == 0)
+    rows = [row | {"made_units": made} for row in result()["correlations"]]
+    assert made_line(result(correlations=rows)).startswith("made nothing: ") == (made == 0)
