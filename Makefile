@@ -6,7 +6,7 @@
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo model chat test test-slow test-all check venv proto lock clean
+.PHONY: help demo model chat test test-slow test-all check docs venv proto lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -30,6 +30,7 @@ help:
 	@echo 'make test-slow those marked slow                      (PART=2/12 for the second of 12 pieces)'
 	@echo 'make test-all  every test'
 	@echo 'make check     ruff (lint and format) and mypy'
+	@echo 'make docs      the documentation site, in build/site, links checked'
 	@echo 'make venv      only make .venv from requirements.lock (PYTHON=... to choose CPython 3.10 or 3.11)'
 	@echo 'make proto     the control plane'"'"'s messages from their description again'
 	@echo 'make lock      resolve pyproject.toml into requirements.lock again'
@@ -60,6 +61,9 @@ test-all: $(STAMP)
 check: $(STAMP)
 	@$(BIN)/ruff check --quiet --output-format concise . && $(BIN)/ruff format --quiet --check . && echo 'ruff: ok'
 	@$(BIN)/mypy
+
+docs: $(STAMP)
+	@$(BIN)/mkdocs build --quiet && echo 'docs: build/site/index.html'
 
 venv: $(STAMP)
 

@@ -1,4 +1,4 @@
-"""`python -m tests.faults [PYTEST'S OPTIONS]`: meet every fault, and write docs/FAULTS.md with how
+"""`python -m tests.faults [PYTEST'S OPTIONS]`: meet every fault, and write docs/reference/faults.md with how
 long each took. `-m "not slow"` leaves out those that `make test` does, too.
 
 A fault's tests say what both parties do. Its seconds are the longest that a command took to end

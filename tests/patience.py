@@ -1,5 +1,5 @@
 """How long tests wait for what must come: many times what it takes on an idle machine, so that on a
-slow or busy one nothing fails but what never comes. `docs/FAULTS.md` says what it takes, and holds
+slow or busy one nothing fails but what never comes. `docs/reference/faults.md` says what it takes, and holds
 that against its limit.
 """
 

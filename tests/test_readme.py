@@ -80,7 +80,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 
 def test_the_list_of_commands_is_that_of_the_command_line() -> None:
-    """Else: python -m spu_llm.app.reference > docs/commands.md"""
+    """Else: python -m spu_llm.app.reference > docs/reference/commands.md"""
     assert reference() == (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 
 

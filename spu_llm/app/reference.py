@@ -1,4 +1,4 @@
-"""Every command with its options, as docs/commands.md shows them: `python -m` this module."""
+"""Every command with its options, as docs/reference/commands.md shows them: `python -m` this module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from spu_llm.app.cli import command_line
 from spu_llm.app.printing import show_table
 
-_STUDIES = ("bench", "experiment")  # docs/measuring.md and docs/results have their commands
+_STUDIES = ("bench", "experiment")  # docs/how-to/measure.md and docs/results have their commands
 
 
 def reference() -> str:
