@@ -16,29 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments import headline, measured_tables
 from experiments.benchmarks import connection, network_bench, products_bench
-from experiments.claims import (
-    answers,
-    attack_tables,
-    completions_report,
-    confidential_report,
-    dp_text_report,
-    fidelity,
-    headline,
-    logits,
-    measured_tables,
-    noir_report,
-    obfuscation,
-    shipped,
-    split_runs,
-    transcript,
-    watermark_drawing,
-    watermark_report,
-    watermark_runs,
-)
-from experiments.claims.measured_tables import Files
 from experiments.common import claims, saved
+from experiments.common.report import Files
+from experiments.completions import report as completions_report
+from experiments.completions import shipped, transcript
+from experiments.confidential import attack_tables, obfuscation
+from experiments.confidential import report as confidential_report
+from experiments.dp_text import report as dp_text_report
+from experiments.fidelity import answers, logits
+from experiments.fidelity import pieces as fidelity
+from experiments.split import report as noir_report
+from experiments.split import runs as split_runs
 from experiments.spu_baseline import options
+from experiments.watermark import drawing as watermark_drawing
+from experiments.watermark import report as watermark_report
+from experiments.watermark import runs as watermark_runs
 from spu_llm.app.printing import show
 
 FOLDER = Path(__file__).parent

@@ -58,19 +58,23 @@ ALLOWED: dict[str, list[str]] = {
     "experiments.spu_baseline": STUDY,
     "experiments.benchmarks": [*STUDY, "experiments.spu_baseline"],
     "experiments.cost_model": [*STUDY, "experiments.spu_baseline", "experiments.benchmarks"],
-    "experiments.claims": [
-        *STUDY,
-        "experiments.spu_baseline",
-        "experiments.benchmarks",
-        "experiments.cost_model",
-        "spu_llm.testing",  # a dealer of correlated randomness
-    ],
 }
+MEASURED = [*STUDY, "experiments.spu_baseline", "experiments.benchmarks", "experiments.cost_model"]
+# "spu_llm.testing": a dealer of correlated randomness.
+ALLOWED |= {
+    "experiments.fidelity": [*MEASURED, "spu_llm.testing"],
+    "experiments.completions": [*MEASURED, "experiments.fidelity"],
+    "experiments.confidential": MEASURED,
+    "experiments.dp_text": MEASURED,
+    "experiments.split": MEASURED,
+    "experiments.watermark": MEASURED,
+}
+STUDIES = [room for room in ALLOWED if room.startswith("experiments.")]
 # The package's own files: `python -m spu_llm`, `python -m experiments.render`, nothing in others.
 ALLOWED |= {
-    "spu_llm": ["spu_llm.api", "spu_llm.app", "spu_llm.core", "models"],
+    "spu_llm": ["spu_llm.api", "spu_llm.app", "spu_llm.core", "spu_llm.runtime", "models"],
     "protocols": [],
-    "experiments": [*ALLOWED["experiments.claims"], "experiments.claims"],
+    "experiments": [*STUDY, *STUDIES],
 }
 # Name studies, which are imported when they are asked for; nothing else of the framework does.
 REGISTERS = ("spu_llm/app/studies.py", "spu_llm/service/programs.py")
@@ -127,7 +131,7 @@ def test_imports_run_one_way() -> None:
             seen.add((room, other))
     assert not wrong, "\n".join(wrong)
     # The test sees imports at all.
-    assert {("spu_llm.offline", "spu_llm.core"), ("spu_llm.app", "experiments.claims")} <= seen
+    assert {("spu_llm.offline", "spu_llm.core"), ("spu_llm.app", "experiments.watermark")} <= seen
 
 
 def test_rooms_have_no_cycles() -> None:

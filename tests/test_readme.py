@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import render
-from experiments.claims import headline
+from experiments import headline, render
 from experiments.common import saved
 from spu_llm.app import cli
 from spu_llm.app.reference import reference

@@ -4,12 +4,17 @@ drawn into.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from spu_llm.core.errors import InputError
+
+Files = Mapping[str, dict[str, Any]]  # results by name
+Text = Callable[[float], str]
+QUIET = 0.2  # cores busy with other work, beside which seconds still count
 
 
 def line(cells: Iterable[str]) -> str:
@@ -48,6 +53,15 @@ def bytes_text(count: float) -> str:
 def duration_text(seconds: float) -> str:
     """Write seconds in three figures."""
     return f"{three(seconds)} s" if seconds >= 1 else f"{three(1e3 * seconds)} ms"
+
+
+def spread(values: Iterable[float], text: Text) -> str:
+    """Return median, smallest and largest, as text."""
+    ordered = sorted(values)
+    if not ordered:
+        return ""
+    middle = text(statistics.median(ordered))
+    return middle if len(ordered) == 1 else f"{middle} ({text(ordered[0])} to {text(ordered[-1])})"
 
 
 def both_ways(cost: Mapping[str, Any]) -> Any:

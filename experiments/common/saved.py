@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from spu_llm.core.errors import InputError
+
 DATA = Path(__file__).parents[1] / "data"
 NO_SECONDS = "load {:.1f} before, {:.1f} at the end (no seconds in it)"
 
@@ -84,3 +86,17 @@ def under_table(
         load_text = f"load {ends} at the start, nothing else"
     links = ", ".join(map(link, names))
     return f"*Commit {commit}, {day}; {cores} cores, {memory} GiB; {load_text}; {links}.*"
+
+
+def runs_in(path: Path | None) -> dict[str, Any]:
+    """Return what a study's file holds of earlier runs; nothing where there is none. InputError for
+    a file that is no study's.
+    """
+    if path is None or not path.exists():
+        return {"runs": [], "failed": []}
+    try:
+        runs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(runs["runs"], list) and isinstance(runs["failed"], list)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        raise InputError(f"--json: {path} holds no runs of this study; name another") from None
+    return runs

@@ -40,30 +40,30 @@ STUDIES = {
         "experiments.benchmarks.verify_bench",
         "secure verification beside a decoder block of SPU's",
     ),
-    "experiment logits": ("experiments.claims.logits", "secure logits against float32"),
+    "experiment logits": ("experiments.fidelity.logits", "secure logits against float32"),
     "experiment fidelity": (
-        "experiments.claims.fidelity",
+        "experiments.fidelity.pieces",
         "a chat model's logits, ranges and answers by pieces",
     ),
     "experiment fidelity-shares": (
-        "experiments.claims.fidelity_shares",
+        "experiments.fidelity.shares",
         "a chat model's logits on shares against float32",
     ),
     "experiment answers": (
-        "experiments.claims.answers",
+        "experiments.fidelity.answers",
         "whole answers of a chat model between two processes",
     ),
     "experiment transcript": (
-        "experiments.claims.transcript",
+        "experiments.completions.transcript",
         "whether message sizes and counts depend on secrets",
     ),
-    "experiment cost": ("experiments.claims.cost", "a step: the stock path's against ours"),
+    "experiment cost": ("experiments.completions.cost", "a step: the stock path's against ours"),
     "experiment completions": (
-        "experiments.claims.completions",
+        "experiments.completions.study",
         "complete generations: ours and the stock path, all that they cost",
     ),
     "experiment drafts": (
-        "experiments.claims.drafts",
+        "experiments.completions.drafts",
         "how many drafts stay: n-grams, a draft model, both",
     ),
     "experiment stock-options": (
@@ -71,43 +71,43 @@ STUDIES = {
         "bytes and messages of the stock path under SPU's own options",
     ),
     "experiment latency": (
-        "experiments.claims.latency",
+        "experiments.completions.latency",
         "latency against input length, by kind of layer",
     ),
     "experiment obfuscation": (
-        "experiments.claims.obfuscation",
+        "experiments.confidential.obfuscation",
         "how many fake prompts there are for a secret",
     ),
     "experiment confidential": (
-        "experiments.claims.confidential",
+        "experiments.confidential.study",
         "confidential prompting: latency, throughput and memory of its systems",
     ),
     "experiment dp-text": (
-        "experiments.claims.dp_text",
+        "experiments.dp_text.study",
         "differentially private text: utility against model calls, by method",
     ),
     "experiment noir": (
-        "experiments.claims.noir",
+        "experiments.split.study",
         "split models: NOIR's codebook, what it costs and what it keeps from the host",
     ),
     "experiment watermark": (
-        "experiments.claims.watermark",
+        "experiments.watermark.command",
         "a watermark: how it is found, what it changes, edits, forgery, drafts",
     ),
     "experiment watermark-drawing": (
-        "experiments.claims.watermark_drawing",
+        "experiments.watermark.drawing",
         "a watermark: how its candidates are best drawn, at equal numbers of them",
     ),
     "experiment split": (
-        "experiments.claims.split_runs",
+        "experiments.split.runs",
         "split models: a token by mode, beside all on shares",
     ),
     "experiment split-view": (
-        "experiments.claims.split_view",
+        "experiments.split.view",
         "split models: what the provider receives of a text in mode mpc",
     ),
     "experiment watermark-runs": (
-        "experiments.claims.watermark_runs",
+        "experiments.watermark.runs",
         "private text marked by candidates: a token, beside unmarked ones",
     ),
     "experiment scale": (
@@ -119,7 +119,7 @@ STUDIES = {
         "what `estimate` computes with, on this machine: runs of small models",
     ),
     "experiment exact": (
-        "experiments.claims.exact",
+        "experiments.completions.exact",
         "exact messages and bytes, and whether the documents say the same",
     ),
     "estimate": (

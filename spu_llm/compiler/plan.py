@@ -161,7 +161,7 @@ def _refuse_nested_ops(jaxpr: Jaxpr) -> None:
 
 
 # Arithmetic and layout that SPU's Cheetah expands into data-oblivious kernels; the models' own were
-# measured with other secrets (`experiments.claims.transcript`). `top_k` is not here: its
+# measured with other secrets (`experiments.completions.transcript`). `top_k` is not here: its
 # quick-select opens comparisons. Secret indices and predicates are refused below.
 _OBLIVIOUS = set(
     "abs add add_any and argmax argmin broadcast_in_dim ceil clamp concatenate "

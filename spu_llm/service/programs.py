@@ -25,9 +25,9 @@ SERVED = {
 }
 STUDIES = {
     "step-sweep": "experiments.benchmarks.step_sweep:PROGRAM",
-    "logits": "experiments.claims.logits:PROGRAM",
-    "fidelity-shares": "experiments.claims.fidelity_shares:PROGRAM",
-    "transcript": "experiments.claims.transcript:PROGRAM",
+    "logits": "experiments.fidelity.logits:PROGRAM",
+    "fidelity-shares": "experiments.fidelity.shares:PROGRAM",
+    "transcript": "experiments.completions.transcript:PROGRAM",
     "op-bench": "experiments.benchmarks.op_bench:PROGRAM",
     "verify-bench": "experiments.benchmarks.verify_bench:PROGRAM",
     "spu-baseline": "experiments.spu_baseline.whole:PROGRAM",
@@ -35,7 +35,7 @@ STUDIES = {
     "scale": "experiments.benchmarks.scale:PROGRAM",
     "viewed": "spu_llm.systems.decoding.viewed:PROGRAM",
     "viewed-split": "spu_llm.systems.split.secure_viewed:PROGRAM",
-    "completion-study": "experiments.claims.completions:PROGRAM",
+    "completion-study": "experiments.completions.study:PROGRAM",
 }
 
 

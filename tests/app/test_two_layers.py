@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.claims import exact
+from experiments.completions import exact
 from models.family import logits
 from models.gpt2 import GPT2Config, Params
 from models.hf import save_model

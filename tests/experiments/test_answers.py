@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.claims import answers
-from experiments.claims.answers import AnswersPlan, costs, measure
+from experiments.fidelity import answers
+from experiments.fidelity.answers import AnswersPlan, costs, measure
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from tests.experiments.chats import save_chats

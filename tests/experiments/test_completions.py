@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from experiments.claims import completions, completions_report
-from experiments.claims.completions import NO_COST, CompletionStudyRequest, Prompt
-from experiments.claims.completions_plan import MODES, SYSTEMS
-from experiments.claims.completions_report import amortised, choose, everything, online, ratios
 from experiments.common.measured import FIGURES, summed
+from experiments.common.prompts import PROMPTS, Prompt, read_prompts
+from experiments.completions import report as completions_report
+from experiments.completions import study as completions
+from experiments.completions.plan import MODES, SYSTEMS
+from experiments.completions.report import amortised, choose, everything, online, ratios
+from experiments.completions.study import NO_COST, CompletionStudyRequest
 from models.tokenizer import Tokenizer
 from models.training.corpus import read_manifest
 from models.training.snippets import SHIPPED, read_snippets
@@ -41,11 +43,11 @@ TINY = Prompt(3, "tiny", "def read")
 
 
 def test_prompts_are_held_out_and_of_different_kinds() -> None:
-    prompts = completions.read_prompts()
+    prompts = read_prompts()
     assert len({p.kind for p in prompts}) == len(prompts) >= 8
     assert [p.number for p in prompts] == list(range(1, len(prompts) + 1))
     held_out = {f.path for f in read_manifest(SHIPPED / "corpus.json") if f.held_out}
-    rows = json.loads(completions.PROMPTS.read_text(encoding="utf-8"))
+    rows = json.loads(PROMPTS.read_text(encoding="utf-8"))
     snippets = read_snippets()
     for row in rows:
         assert row["file"] in held_out
@@ -54,7 +56,7 @@ def test_prompts_are_held_out_and_of_different_kinds() -> None:
 
 
 def runs_of(*systems: str, prompts: int = 3) -> list[tuple[CompletionStudyRequest, Prompt]]:
-    chosen = completions.read_prompts()[:prompts]
+    chosen = read_prompts()[:prompts]
     return completions.matrix(chosen, ["local", "lan"], systems, 32)
 
 
@@ -311,7 +313,7 @@ def _watched(
 
     def at_the_end(*args: Any) -> dict[str, Any]:
         if threading.get_ident() == own:
-            ended.append(sent + session._channel.traffic + session._material.traffic)
+            ended.append(sent + session._channel.traffic + session._correlations.traffic)
         return account(*args)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -12,23 +12,17 @@ from typing import Any
 
 import pytest
 
-from experiments.claims import confidential, confidential_report
-from experiments.claims.confidential import (
+from experiments.confidential import report as confidential_report
+from experiments.confidential import study as confidential
+from experiments.confidential.inputs import Texts
+from experiments.confidential.study import (
     ALL,
     LAMBDA,
     OBFUSCATED,
     ConfidentialCell,
     ConfidentialPlan,
 )
-from experiments.claims.confidential_inputs import Texts
-from experiments.claims.confidential_systems import (
-    SYSTEMS,
-    Caller,
-    System,
-    resident,
-    started,
-    timed,
-)
+from experiments.confidential.systems import SYSTEMS, Caller, System, resident, started, timed
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli

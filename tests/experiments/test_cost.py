@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks import step_sweep
-from experiments.claims import cost
-from experiments.claims.cost import Request
+from experiments.completions import cost
+from experiments.completions.cost import Request
 from experiments.cost_model import workload
 from models.hf import load_config
 from models.tokenizer import Tokenizer

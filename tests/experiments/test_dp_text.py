@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.claims import dp_text, dp_text_inputs, dp_text_report
-from experiments.claims import dp_text_metrics as metrics
-from experiments.claims.dp_text import DpTextCell, DpTextPlan, cells
+from experiments.dp_text import inputs as dp_text_inputs
+from experiments.dp_text import metrics
+from experiments.dp_text import report as dp_text_report
+from experiments.dp_text import study as dp_text
+from experiments.dp_text.study import DpTextCell, DpTextPlan, cells
 from models.hf import load_model
 from models.scoring import Scorer
 from models.tokenizer import Tokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.claims import drafts
-from experiments.claims.drafts import DraftedText, prompts_of, run, table
+from experiments.completions import drafts
+from experiments.completions.drafts import DraftedText, prompts_of, run, table
 from models.chat import Template
 from models.draft import Proposer
 from models.ngrams import Ngrams

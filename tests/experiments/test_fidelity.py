@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.claims.chat_texts import ChatText, Forward, chat_texts
-from experiments.claims.fidelity import answered, by_pieces, greedy_of, in_results, table
-from experiments.claims.fidelity_shares import Windows, beginnings, dealt, on_shares
 from experiments.common import saved
+from experiments.fidelity.chat_texts import ChatText, Forward, chat_texts
+from experiments.fidelity.pieces import answered, by_pieces, greedy_of, in_results, table
+from experiments.fidelity.shares import Windows, beginnings, dealt, on_shares
 from models.family import logits
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer

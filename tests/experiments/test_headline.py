@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.claims import headline
+from experiments import headline
 from tests.experiments.test_completions import record
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments.claims import hiding
 from experiments.common import saved
+from experiments.completions import hiding
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import of_steps
 from experiments.render import RESULTS

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.claims import exact, latency
 from experiments.common.kinds import kind_of
+from experiments.completions import exact, latency
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from tests.experiments import costs

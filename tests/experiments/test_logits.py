@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.claims import logits
-from experiments.claims.logits import compare, windows_from
+from experiments.fidelity import logits
+from experiments.fidelity.logits import compare, windows_from
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.claims import exact_cells, measured_tables
+from experiments import measured_tables
 from experiments.common import saved
+from experiments.completions import exact_cells
 from tests.experiments import costs
 from tests.experiments.test_latency import results as latency_results
 from tests.experiments.test_op_bench import row

@@ -12,8 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from experiments import render
-from experiments.claims import headline
+from experiments import headline, render
 from experiments.common import saved
 from tests.experiments.test_cost import result as cost_result
 from tests.experiments.test_latency import results as latency_results

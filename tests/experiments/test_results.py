@@ -19,11 +19,11 @@ from jax.experimental import enable_x64
 
 import experiments
 from experiments import render
-from experiments.claims import exact, exact_cells
 from experiments.common import claims, saved
 from experiments.common.measured import summed
 from experiments.common.replay import dry_parties
 from experiments.common.report import both_ways
+from experiments.completions import exact, exact_cells
 from experiments.cost_model.prices import Prices
 from models.cache import FEW
 from models.hf import load_config

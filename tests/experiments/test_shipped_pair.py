@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from experiments import render
-from experiments.claims import shipped
 from experiments.common import saved
+from experiments.completions import shipped
 from tests.experiments.test_results import MACHINE, MEASURED, mistakes_of
 from tests.models.test_training import FIGURES
 

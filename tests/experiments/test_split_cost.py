@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.claims import split_cost
+from experiments.split import cost as split_cost
 from models.hf import load_config
 from models.split import Split
 from spu_llm.api.defaults import shipped

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.claims import noir, noir_report, split_runs
 from experiments.common import commands
+from experiments.split import report as noir_report
+from experiments.split import runs as split_runs
+from experiments.split import study as noir
 from models.gpt2 import GPT2Config
 from models.split import Split
 from spu_llm.core.errors import InputError

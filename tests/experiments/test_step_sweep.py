@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks import step_sweep
-from experiments.claims import exact
 from experiments.common.report import both_ways
+from experiments.completions import exact
 from spu_llm.core.errors import InputError
 from tests.tiny import PRIVATE
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.claims import transcript
-from experiments.claims.transcript import Comparison, Recorded, compare
 from experiments.common.wire import Message
+from experiments.completions import transcript
+from experiments.completions.transcript import Comparison, Recorded, compare
 from models.tokenizer import Tokenizer
 from spu_llm.core.values import CLIENT, PROVIDER
 from tests.experiments.test_results import MACHINE, mistakes_of

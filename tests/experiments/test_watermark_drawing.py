@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.claims import watermark_drawing
-from experiments.claims.watermark_drawing import FITTED_K, FITTED_M, SPREAD, Way, table, write
-from experiments.claims.watermark_texts import Author, Method, State
+from experiments.watermark import drawing as watermark_drawing
+from experiments.watermark.drawing import FITTED_K, FITTED_M, SPREAD, Way, table, write
+from experiments.watermark.texts import Author, Method, State
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from experiments.claims import watermark_runs
-from experiments.claims.completions import read_prompts
+from experiments.common.prompts import read_prompts
+from experiments.watermark import runs as watermark_runs
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError, SpuLlmError
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.claims import watermark, watermark_plan, watermark_report, watermark_study
-from experiments.claims import watermark_edits as edits
-from experiments.claims import watermark_forgery as forgery
-from experiments.claims import watermark_metrics as metrics
-from experiments.claims import watermark_scores as scores
-from experiments.claims.watermark_plan import (
+from experiments.common import commands
+from experiments.watermark import command as watermark
+from experiments.watermark import edits, forgery, metrics, scores
+from experiments.watermark import plan as watermark_plan
+from experiments.watermark import report as watermark_report
+from experiments.watermark import study as watermark_study
+from experiments.watermark.plan import (
     CHUNKED,
     MARK,
     RACE,
@@ -26,8 +27,7 @@ from experiments.claims.watermark_plan import (
     WatermarkPlan,
     cells,
 )
-from experiments.claims.watermark_texts import Author, Lanes, Method, distribution_of, draws, write
-from experiments.common import commands
+from experiments.watermark.texts import Author, Lanes, Method, distribution_of, draws, write
 from models.hf import load_folded
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling
@@ -194,19 +194,19 @@ class Candidates:
     """Independent draws of a distribution, in the order in which the study draws them."""
 
     def __init__(self, distribution: Alone, prg: Prg) -> None:
-        self.distribution, self.prg = distribution, prg
+        self.alone, self.prg = distribution, prg
 
     def sample(self, prefix: Any, n: int, max_tokens: int) -> list[Drawn]:
         points = self.prg.uniform((n,))
-        return [Drawn((t,), False) for t in draws(self.distribution.distribution(prefix), points)]
+        return [Drawn((t,), False) for t in draws(self.alone.distribution(prefix), points)]
 
 
 class ModelLike(ModelSampler):
     def __init__(self, distribution: Alone) -> None:
-        self.distribution, self.ends = distribution, frozenset()
+        self.alone, self.ends = distribution, frozenset()
 
     def distribution(self, prefix: Any) -> np.ndarray:
-        return self.distribution.distribution(prefix)
+        return self.alone.distribution(prefix)
 
 
 @pytest.mark.parametrize(

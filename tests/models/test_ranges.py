@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.claims.logits import build
+from experiments.fidelity.logits import build
 from models.cache import rows_after
 from models.calibration import activations, calibrated
 from models.family import bounds_of, check_ranges, config_from, family_of, logits

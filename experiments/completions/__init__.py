@@ -1,0 +1,1 @@
+"""Studies of private completions: what whole runs cost, and where that goes."""

@@ -1,0 +1,1 @@
+"""Studies of confidential prompting: cost beside other systems, obfuscation, attacks."""

@@ -1,0 +1,1 @@
+"""The study of text with differential privacy (InvisibleInk)."""

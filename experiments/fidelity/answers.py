@@ -1,0 +1,233 @@
+"""Answers of a chat model between two processes, whole commands from start to end, beside the
+answers that float32 gives.
+
+Every answer is one `spu-llm chat --prompt` on this machine: greedy, without drafts, nothing made
+ahead, the hint of the weights kept from an earlier one. What it sends and how long it takes is the
+command's own report; a later token's correlations are those made between two of its steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.common import commands, report
+from experiments.common.report import both_ways
+from experiments.common.saved import under_table
+from experiments.common.two_parties import run_command
+from experiments.fidelity.chat_texts import ChatText, chat_texts
+from experiments.fidelity.pieces import greedy_of
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
+
+
+@dataclass(frozen=True)
+class AnswersPlan:
+    """The study's settings. questions: their numbers in the file, from 1; tokens: of an answer, at
+    most.
+    """
+
+    model: str
+    questions: tuple[int, ...]
+    tokens: int
+    network: str
+
+
+def measure(
+    model: Path,
+    file: Path,
+    plan: AnswersPlan,
+    say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None],
+    done: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """Ask the questions; `keep` is given the result so far after each. done: rows of an earlier
+    run.
+    """
+    texts = chat_texts(model, [file])
+    if not all(1 <= number <= len(texts) for number in plan.questions):
+        raise InputError(f"--numbers: {file} has questions 1 to {len(texts)}")
+    chosen = [texts[number - 1] for number in plan.questions]
+    longest = max(len(text.head) + len(text.rest) for text in chosen)
+    greedy = greedy_of(model, longest, plan.tokens)
+    result: dict[str, Any] = {"plan": asdict(plan), "rows": list(done), "failures": []}
+    for number, text in list(zip(plan.questions, chosen, strict=True))[len(done) :]:
+        say(f"question {number}: {text.words}")
+        before = machine()
+        row = _answer(model, text, plan, greedy)
+        # What the machine did before this answer, not while it ran.
+        result["rows"].append({"number": number, **row, "machine": asdict(before)})
+        result["machine"] = result["rows"][0]["machine"]
+        keep(result)
+    result["failures"] = [
+        f"question {row['number']} is answered otherwise: {row['text']!r}"
+        for row in result["rows"]
+        if row["token_ids"] != row["expected"]
+    ]
+    return result
+
+
+def _answer(
+    model: Path, text: ChatText, plan: AnswersPlan, greedy: Callable[[list[int]], list[int]]
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_command(
+            [
+                "chat",
+                "--model",
+                str(model),
+                f"--prompt={text.words}",
+                "--temperature=0",
+                "--standard",
+                f"--max-new-tokens={plan.tokens}",
+                f"--network={plan.network}",
+            ],
+            Path(folder) / "result.json",
+        )
+    expected = greedy([*text.head, *text.rest])
+    if found["finish_reason"] == "eos" and expected[-1] in Tokenizer.load(model).eos_ids:
+        found["token_ids"].append(expected[-1])  # which a report leaves out
+    names = (
+        "text",
+        "token_ids",
+        "seconds",
+        "first_token_seconds",
+        "elapsed_seconds",
+        "bytes",
+        "messages",
+        "per_step",
+    )
+    return {
+        "kind": text.kind,
+        "question": text.words,
+        "public": len(text.head),
+        "secret": len(text.rest),
+        "expected": expected,
+        **{name: found[name] for name in names},
+    }
+
+
+# ---- as text
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Return one network's answers, and what they cost, as Markdown."""
+    return "\n\n".join([answers([result]), costs([result])])
+
+
+def answers(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a row for each answer, as Markdown."""
+    heads = (
+        "question",
+        "answer",
+        "network",
+        "secret tokens",
+        "steps",
+        "as float32",
+        "seconds in all",
+    )
+    return "\n".join(
+        report.table(
+            heads,
+            [
+                (
+                    report.cell(row["question"]),
+                    report.cell(row["text"]),
+                    result["plan"]["network"],
+                    str(row["secret"]),
+                    str(len(row["per_step"])),
+                    "yes" if row["token_ids"] == row["expected"] else "no",
+                    f"{row['elapsed_seconds']:.0f}",
+                )
+                for result in results
+                for row in result["rows"]
+            ],
+        )
+    )
+
+
+def costs(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a column for each network: means over the answers, with the least and the
+    most.
+    """
+    heads = ["mean over the answers (least to most)", *(r["plan"]["network"] for r in results)]
+    figures: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "first token, set-up and preprocessing included, s": _over(
+            lambda row: row["first_token_seconds"], ".0f"
+        ),
+        "prefill of the secret tokens, online, s": _over(
+            lambda row: row["seconds"]["prefill"], ".1f"
+        ),
+        "a later token online, s": _over(lambda row: _mean(row, "seconds"), ".2f"),
+        "a later token ahead, s": _over(lambda row: _mean(row, "ahead_seconds"), ".2f"),
+        "a later token online, MB": _over(lambda row: _mean(row, "bytes") / 1e6, ".2f"),
+        "a later token ahead, MB": _over(lambda row: _mean(row, "ahead_bytes") / 1e6, ".1f"),
+        "a later token online, messages": _over(lambda row: _mean(row, "messages"), ",.0f"),
+        "everything, s": _over(lambda row: row["elapsed_seconds"], ".0f"),
+        "everything online, MB": _over(lambda row: both_ways(row["bytes"]["online"]) / 1e6, ".0f"),
+        "everything ahead, MB": _over(lambda row: both_ways(row["bytes"]["offline"]) / 1e6, ".0f"),
+    }
+    rows = [(name, *map(figure, results)) for name, figure in figures.items()]
+    return "\n".join(report.table(heads, rows))
+
+
+def _mean(row: Mapping[str, Any], name: str) -> float:
+    return statistics.fmean(step[name] for step in row["per_step"])
+
+
+def _over(
+    figure: Callable[[Mapping[str, Any]], float], form: str
+) -> Callable[[Mapping[str, Any]], str]:
+    def text(result: Mapping[str, Any]) -> str:
+        found = [figure(row) for row in result["rows"]]
+        return f"{statistics.fmean(found):{form}} ({min(found):{form}} to {max(found):{form}})"
+
+    return text
+
+
+def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what docs/results shows: every network's costs, all answers, and where they come
+    from.
+    """
+    results = list(files.values())
+    machines = [row["machine"] for result in results for row in result["rows"]]
+    origin = under_table(files, machines)
+    return [costs(results), origin, answers(results), origin]
+
+
+# ---- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--questions", type=Path, required=True, metavar="FILE", help="JSON Lines, as for calibrate"
+    )
+    parser.add_argument(
+        "--numbers",
+        type=commands.numbers,
+        required=True,
+        metavar="N,...",
+        help="which of them, from 1",
+    )
+    parser.add_argument(
+        "--network", choices=("local", "lan", "wan"), default="local", help="(default: local)"
+    )
+    commands.add_number(parser, "--answer-tokens", 16, "of an answer, at most")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    commands.check_range("--answer-tokens", options.answer_tokens, 2)
+    model = commands.private_model(options)
+    plan = AnswersPlan(model.name, tuple(options.numbers), options.answer_tokens, options.network)
+    result = commands.resumed(
+        options, plan, lambda *how: measure(model, options.questions, plan, *how)
+    )
+    commands.conclude(options, result, table(result))

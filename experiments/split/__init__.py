@@ -1,0 +1,1 @@
+"""Studies of split models (NOIR): protection, utility, cost."""

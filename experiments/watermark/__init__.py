@@ -1,0 +1,1 @@
+"""Studies of the watermark: detection, distortion, edits, forgery, private completions."""

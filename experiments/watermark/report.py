@@ -1,0 +1,579 @@
+"""How the study of watermarks is shown: tables 1, 4 and 5 of "A Watermark for Black-Box Language
+Models" (Bahri, Wieting, Alon, Metzler), and what the paper has no table of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.common import report
+from experiments.watermark import metrics
+from experiments.watermark.plan import DRAFTS, FORGED, JUDGED, MARK, ORDER, PROMPT_TOKENS, cell_of
+from experiments.watermark.study import unpacked
+
+Row = dict[str, Any]
+AUC, LEAST_BITS = 0.97, 1.0  # the criterion: at 100 tokens, of text with so many bits a token
+NAMES = {
+    "random": "unmarked",
+    "greedy": "greedy",
+    "aaronson": "Aaronson",
+    "kuditipudi": "Kuditipudi",
+    "white-box": "all tokens (white box), k = 1",
+    "race": "race, one sample",
+    "plain-race": "race, not marked",
+}
+SCORES = {"fisher": "corrected", "plain": "as published"}  # Aaronson's two
+LENGTHS = ("25", "50", "75", "100", "150")
+REPLACED = (10, 20, 30, 50)
+
+
+def name_of(row: Row) -> str:
+    """Name a row by its method and parameters."""
+    name, m, k = row["name"], row["m"], row["k"]
+    if name == "kirchenbauer":
+        text = f"Kirchenbauer, δ = {row['delta']:g}"
+    elif name == "flat":
+        text = f"flat, k = {k}, m = {m}"
+        text += "" if row["family"] == "uniform" else f", F {row['family']}"
+    elif name == "recursive":
+        text = f"recursive, k = {k}, m = {m ** row['keys']} ({row['keys']} keys)"
+    else:
+        text = NAMES[name]
+    return text + (", history" if row["history"] else "")
+
+
+def at(result: Row, temperature: float) -> list[Row]:
+    """Return rows of methods, in the order of tables; of F only the default."""
+    found = {
+        cell_of(row).method: row for row in result["rows"] if row["temperature"] == temperature
+    }
+    return [found[method] for method in ORDER if method in found]
+
+
+def temperatures(result: Row) -> list[float]:
+    return list(dict.fromkeys(row["temperature"] for row in result["rows"]))
+
+
+def of_method(result: Row, temperature: float, name: str, **wanted: Any) -> list[Row]:
+    return [
+        row
+        for row in result["rows"]
+        if row["temperature"] == temperature
+        and row["name"] == name
+        and all(row[field] == value for field, value in wanted.items())
+    ]
+
+
+def detected(rows: Sequence[Row]) -> Iterator[tuple[str, Row, Row]]:
+    """Yield (name, row, detection), one for each score."""
+    for row in rows:
+        for kind, found in row.get("detection", {}).items():
+            score = f", {SCORES[kind]}" if row["name"] == "aaronson" else ""
+            yield name_of(row) + score, row, found
+
+
+# ---- tables
+
+
+def table(result: Row) -> str:
+    """Return the whole result as Markdown."""
+    lines = [circumstances(result), ""]
+    for rows in _tables(result):
+        lines += [*rows, ""]
+    return "\n".join([*lines, *(f"- {line}" for line in criteria(result))])
+
+
+def in_results(result: Row, origin: str) -> list[str]:
+    """Return the whole result as paragraphs of its page in docs/results."""
+    tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
+    found = "\n".join(f"- {line}" for line in criteria(result))
+    return [circumstances(result), *tables, found]
+
+
+def _tables(result: Row) -> list[list[str]]:
+    found = []
+    for temperature in temperatures(result):
+        found += [distortion(result, temperature), detection(result, temperature)]
+    found += [by_length(result), by_score(result)]
+    found += [edited(result, temperature) for temperature in temperatures(result)]
+    found += [parts(result), history(result), forged(result), guesses(result), drafted(result)]
+    return [rows for rows in found if len(rows) > 2]
+
+
+def circumstances(result: Row) -> str:
+    plan = result["plan"]
+    rows = [row for row in result["rows"] if row["name"] == "random"]
+    said = []
+    for row in rows:
+        of = row["calibration"]["sum"]
+        said.append(
+            f"at temperature {row['temperature']:g} {row['bits'][0]:.2f} bits a token, and "
+            f"{100 * of['at_1'][0]:.2f} % ({100 * of['at_1'][1]:.2f} to {100 * of['at_1'][2]:.2f}) "
+            f"of {of['count']} scores with p of 0.01 or less"
+        )
+    return (
+        f"{plan['texts']} prompts of {PROMPT_TOKENS} tokens, {plan['samples']} unmarked texts of "
+        f"each, {plan['null_keys']} keys for each of these. Unmarked text: {'; '.join(said)}. "
+        "95 % intervals by prompt in brackets."
+    )
+
+
+def percent(interval: Sequence[float], digits: int = 1) -> str:
+    """Write a share and its interval, in per cent."""
+    value, low, high = (100 * x for x in interval)
+    return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def around(interval: Sequence[float], digits: int) -> str:
+    """Write a figure and its interval, which may be on either side of zero."""
+    value, low, high = interval
+    return f"{value:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+
+def _shift(interval: Sequence[float]) -> str:
+    """Write nats per token as per cent of perplexity."""
+    value, low, high = (100 * math.expm1(x) for x in interval)
+    return f"{value:+.1f} % ({low:+.1f} to {high:+.1f})"
+
+
+def distortion(result: Row, temperature: float) -> list[str]:
+    """Return a table of what is changed of a text, and of two."""
+    lines = []
+    for row in at(result, temperature):
+        same = row["agreement"]
+        chunk = percent(same["chunk"], 0)
+        lines.append(
+            [
+                name_of(row),
+                str(row["texts"]),
+                f"{row['bits'][0]:.2f}",
+                report.three(math.exp(row["nats"][0])),
+                "–" if row["name"] == "random" else _shift(row["shift"]),
+                around(row["excess_bits"], 3),
+                chunk,
+                percent(same["text"], 0),
+                f"{same['common'][0]:.1f}",
+            ]
+        )
+    heads = [
+        f"temperature {temperature:g}",
+        "texts",
+        "bits a token",
+        "perplexity",
+        "against unmarked",
+        "nats above entropy, in bits a token",
+        "same first chunk in two texts, %",
+        "same 10 tokens, %",
+        "tokens alike from the start",
+    ]
+    return report.table(heads, lines)
+
+
+def detection(result: Row, temperature: float) -> list[str]:
+    """Return Table 1: how well each method is detected."""
+    lines = []
+    for name, row, found in detected(at(result, temperature)):
+        lengths, after = found["by_length"], found["edited"]
+        full = lengths[str(min(JUDGED, int(max(lengths, key=int))))]
+        p = "–"
+        if row["name"] not in ("kirchenbauer", "kuditipudi") and "as published" not in name:
+            p = f"{found['median']:.1f}"
+        lines.append(
+            [
+                name,
+                *(f"{100 * lengths[n]['auc'][0]:.1f}" for n in ("25", "50") if n in lengths),
+                percent(full["auc"]),
+                percent(full["pauc"]),
+                f"{100 * found['pooled']['auc'][0]:.1f} / {100 * found['pooled']['pauc'][0]:.1f}",
+                p,
+                f"{100 * after['replaced 10 %']['auc'][0]:.1f} / "
+                f"{100 * after['replaced 10 %']['pauc'][0]:.1f}",
+                percent(after["paraphrased 50 %"]["auc"]),
+            ]
+        )
+    heads = [
+        f"temperature {temperature:g}",
+        "AUC, 25 tokens",
+        "50",
+        f"{JUDGED}",
+        f"pAUC, {JUDGED}",
+        "AUC / pAUC, all three pooled",
+        "median -log10 p",
+        "AUC / pAUC, 10 % replaced",
+        "AUC, paraphrased",
+    ]
+    return report.table(heads, lines)
+
+
+def by_length(result: Row) -> list[str]:
+    """Return Table 5's other side: how much text detection takes."""
+    lines = []
+    for temperature in temperatures(result):
+        rows = [row for row in at(result, temperature) if not row["history"]]
+        for name, _, found in detected(rows):
+            cells = [
+                f"{100 * found['by_length'][n]['auc'][0]:.1f} / "
+                f"{100 * found['by_length'][n]['pauc'][0]:.1f}"
+                if n in found["by_length"]
+                else "–"
+                for n in LENGTHS
+            ]
+            lines.append([f"{name}, temperature {temperature:g}", *cells])
+    return report.table(["AUC / pAUC, % at T", *LENGTHS], lines)
+
+
+def by_score(result: Row) -> list[str]:
+    """Return a table of families and scores on the same texts."""
+    lines = []
+    for row in result["rows"]:
+        text = f"k = {row['k']}, m = {row['m']}, temperature {row['temperature']:g}"
+        for one in row.get("scores", ()):
+            lines.append(
+                [
+                    text,
+                    one["family"],
+                    one["score"],
+                    percent(one["auc"]),
+                    percent(one["tpr"], 0),
+                    f"{one['median']:.2f}",
+                ]
+            )
+    heads = [
+        f"flat, {JUDGED} tokens",
+        "F",
+        "score",
+        "AUC, %",
+        "TPR at FPR 1 %, %",
+        "median -log10 p",
+    ]
+    return report.table(heads, lines)
+
+
+def edited(result: Row, temperature: float) -> list[str]:
+    """Return a table of what is left after edits: of methods that have all of them."""
+    of = [
+        (name, found["edited"])
+        for name, _, found in detected(at(result, temperature))
+        if len(found["edited"]) > 2
+    ]
+    edits = dict.fromkeys(edit for _, found in of for edit in found)
+    lines = [
+        [
+            edit,
+            *(
+                f"{100 * found[edit]['auc'][0]:.1f} / {percent(found[edit]['tpr'], 0)}"
+                for _, found in of
+            ),
+        ]
+        for edit in edits
+    ]
+    heads = [f"AUC / TPR at FPR 1 %, %, temperature {temperature:g}", *(name for name, _ in of)]
+    return report.table(heads, lines)
+
+
+def parts(result: Row) -> list[str]:
+    """Return a table of how a marked third in an unmarked text is found."""
+    lines = []
+    for temperature in temperatures(result):
+        for name, _, found in detected(at(result, temperature)):
+            if "part" in found:
+                part = found["part"]
+                lines.append(
+                    [
+                        f"{name}, temperature {temperature:g}",
+                        "{} of {}".format(*part["tokens"]),
+                        *(
+                            percent(part[way][figure], 0 if figure == "tpr" else 1)
+                            for way in ("whole", "parts")
+                            for figure in ("auc", "tpr")
+                        ),
+                        percent(part["recall"], 0),
+                        f"{100 * part['precision']:.0f}",
+                    ]
+                )
+    heads = [
+        "a marked part in unmarked text",
+        "tokens",
+        "AUC by p of the whole, %",
+        "TPR at FPR 1 %, %",
+        "AUC by its parts, %",
+        "TPR at FPR 1 %, %",
+        "of its tokens in a part that is named, %",
+        "of named tokens its own, %",
+    ]
+    return report.table(heads, lines)
+
+
+def _forgeries(result: Row) -> Iterator[tuple[str, Row]]:
+    for row in result["rows"]:
+        if row["name"] == "forgery":
+            which = "history" if row["history"] else "no history"
+            yield f"temperature {row['temperature']:g}, {which}", row
+
+
+def history(result: Row) -> list[str]:
+    """Return a table of what a history costs: texts of one key, one after another."""
+    lines = []
+    for name, row in _forgeries(result):
+        for of in row["rounds"]:
+            lines.append(
+                [
+                    name,
+                    f"from {of['first'] + 1} on",
+                    f"{100 * of['marked']:.1f}",
+                    f"{of['median']:.1f}",
+                    percent(of["auc"]),
+                    percent(of["tpr"], 0),
+                ]
+            )
+    heads = [
+        f"one key, flat, k = 1, m = {MARK.m}",
+        "texts",
+        "tokens that the key decides, %",
+        "median -log10 p",
+        "AUC, %",
+        "TPR at FPR 1 %, %",
+    ]
+    return report.table(heads, lines)
+
+
+def forged(result: Row) -> list[str]:
+    """Return a table of the p-values of what forgers write."""
+    lines: list[list[str]] = []
+    told: list[str] = []
+    for name, row in _forgeries(result):
+        for of in row["forged"]:
+            most = max(one["seen"] for one in row["forged"])
+            if of["control"] and (row["history"] or of["seen"] < most):
+                continue
+            source = "unmarked texts" if of["control"] else "marked texts"
+            lengths = of["by_length"]
+            told = [f"{n} tokens" for n in lengths]
+            lines.append(
+                [
+                    f"{of['forger']}, {of['seen']} {source}",
+                    name,
+                    *(
+                        f"{lengths[n]['median']:.1f} / {100 * lengths[n]['accepted']:.0f}"
+                        for n in lengths
+                    ),
+                ]
+            )
+    heads = [f"median -log10 p / p of 0.001 or less, %, of {FORGED}", "key", *told]
+    return report.table(heads, lines)
+
+
+def guesses(result: Row) -> list[str]:
+    """Return a table of whether a forger knows what the key says."""
+    lines = []
+    for name, row in _forgeries(result):
+        for what, of in row["guesses"].items():
+            lines.append([name, what, str(of["pairs"]), _guess(of)])
+    return report.table(["the larger of two numbers", "n-grams", "pairs", "right, %"], lines)
+
+
+def _guess(of: Row) -> str:
+    if not of["pairs"]:
+        return "–"
+    half = 1.96 * math.sqrt(0.25 / of["pairs"])
+    return f"{100 * of['right']:.1f} (chance 50 ± {100 * half:.1f})"
+
+
+def drafted(result: Row) -> list[str]:
+    """Return a table of tokens per step of races."""
+    lines = []
+    for temperature in temperatures(result):
+        plain = of_method(result, temperature, "plain-race")
+        if not plain:
+            continue
+        for row in [*plain, *of_method(result, temperature, "race")]:
+            of = row["drafts"]
+            found = row.get("detection", {}).get("fisher", {}).get("median")
+            cells = [
+                f"{name_of(row)}, temperature {temperature:g}",
+                "–" if found is None else f"{found:.1f}",
+                percent(of["accepted"]),
+                f"{100 * of['overlap'][0]:.1f}",
+            ]
+            for n in map(str, DRAFTS):
+                cells.append("{:.2f} ({:.2f} to {:.2f})".format(*of[n]))
+                cells.append(around(_difference(row, plain[0], n), 2) if plain != [row] else "–")
+            lines.append(cells)
+    heads = [
+        "race with drafts",
+        "median -log10 p",
+        "drafts that are the text's token, %",
+        "sum min(p, q), %",
+    ]
+    for drafts in DRAFTS:
+        heads += [f"tokens a step, {drafts} drafts", "against not marked"]
+    return report.table(heads, lines)
+
+
+def _difference(row: Row, plain: Row, drafts: str) -> metrics.Interval:
+    one, other = (unpacked(of["drafts"][f"{drafts} by text"]) for of in (row, plain))
+    counts = [
+        np.full(len(steps), float(of["tokens"])) for steps, of in ((one, row), (other, plain))
+    ]
+    return metrics.difference_of_ratios(counts[0], one, counts[1], other)
+
+
+# ---- criteria
+
+
+def criteria(result: Row) -> list[str]:
+    """Return what the project asks, and whether it holds, temperature by temperature."""
+    lines = []
+    for temperature in temperatures(result):
+        unmarked = of_method(result, temperature, "random")
+        if not unmarked or unmarked[0]["bits"][0] < LEAST_BITS:
+            continue
+        where = f"temperature {temperature:g} ({unmarked[0]['bits'][0]:.2f} bits a token)"
+        for row in of_method(result, temperature, "flat", m=MARK.m, k=1):
+            by = row["detection"]["sum"]["by_length"]
+            value = by[str(JUDGED)]["auc"] if str(JUDGED) in by else None
+            if value:
+                lines.append(
+                    report.criterion(
+                        f"AUC, {where}",
+                        f"{AUC:g} at {JUDGED} tokens, {name_of(row)}",
+                        "{:.3f} ({:.3f} to {:.3f})".format(*value),
+                        holds=value[0] >= AUC,
+                    )
+                )
+            if row["history"]:
+                low, high = row["shift"][1:]
+                lines.append(
+                    report.criterion(
+                        f"perplexity, {where}",
+                        f"its shift's interval has 0 in it, {name_of(row)}",
+                        _shift(row["shift"]),
+                        holds=low <= 0 <= high,
+                    )
+                )
+        lines += _same_speed(result, temperature, where)
+    return lines
+
+
+def _same_speed(result: Row, temperature: float, where: str) -> list[str]:
+    plain = of_method(result, temperature, "plain-race")
+    marked = of_method(result, temperature, "race", history=True)
+    if not (plain and marked):
+        return []
+    found = [_difference(marked[0], plain[0], str(n)) for n in DRAFTS]
+    said = "; ".join(f"{n} drafts {around(x, 2)}" for n, x in zip(DRAFTS, found, strict=True))
+    holds = all(low <= 0 <= high for _, low, high in found)
+    return [
+        report.criterion(
+            f"tokens a step, {where}",
+            "those of the unmarked race, with the mark of the race",
+            said,
+            holds=holds,
+        )
+    ]
+
+
+# ---- the plot
+
+SHOWN = {
+    ("flat", 16, 1): ("flat, k = 1, m = 16", "#0072B2", "o"),
+    ("flat", 2, 1): ("flat, k = 1, m = 2", "#56B4E9", "o"),
+    ("flat", 4, 10): ("flat, k = 10, m = 4", "#009E73", "s"),
+    ("recursive", 2, 1): ("recursive, m = 4", "#66C2A5", "s"),
+    ("race", 0, 1): ("race / Aaronson, corrected", "#D55E00", "^"),
+    ("kirchenbauer", 0, 1): ("Kirchenbauer, δ = 2", "#CC79A7", "D"),
+    ("kuditipudi", 0, 1): ("Kuditipudi", "#777777", "x"),
+}
+
+
+def plot(result: Row, path: Path) -> None:
+    """Write `draw` to a file; InputError without matplotlib."""
+    figure = report.figure(12, 4.0)
+    draw(figure, result)
+    report.save(figure, path, dpi=110)
+
+
+def draw(figure: Any, result: Row) -> None:
+    """Draw AUC against length where text is least free, true positives against replaced tokens
+    where it is most, and what is paid in perplexity.
+    """
+    left, middle, right = figure.subplots(1, 3)
+    coldest, warmest = min(temperatures(result)), max(temperatures(result))
+    for style, found, _ in shown(result, coldest):
+        name, colour, marker = style
+        lengths = sorted(map(int, found["by_length"]))
+        value = np.array([found["by_length"][str(n)]["auc"] for n in lengths])
+        left.errorbar(
+            lengths,
+            100 * value[:, 0],
+            np.maximum(0, 100 * np.abs(value[:, 1:].T - value[:, 0])),
+            color=colour,
+            marker=marker,
+            markersize=4,
+            linewidth=1,
+            capsize=2,
+            label=name,
+        )
+    for style, found, _ in shown(result, warmest):
+        name, colour, marker = style
+        points = [
+            (n, found["edited"][f"replaced {n} %"])
+            for n in REPLACED
+            if f"replaced {n} %" in found["edited"]
+        ]
+        if len(points) > 1:
+            middle.plot(
+                [n for n, _ in points],
+                [100 * of["tpr"][0] for _, of in points],
+                color=colour,
+                marker=marker,
+                markersize=4,
+                linewidth=1,
+                label=name,
+            )
+    for temperature, filled in ((warmest, True), (coldest, False)):
+        for style, found, row in shown(result, temperature):
+            _, colour, marker = style
+            shift, low, high = (100 * math.expm1(x) for x in row["shift"])
+            right.errorbar(
+                [100 * found["by_length"]["50"]["auc"][0]] if "50" in found["by_length"] else [50],
+                [shift],
+                [[max(0, shift - low)], [max(0, high - shift)]],
+                color=colour,
+                marker=marker,
+                markersize=5,
+                capsize=2,
+                linewidth=1,
+                markerfacecolor=colour if filled else "white",
+            )
+    right.axhline(0, color="black", linewidth=0.8)
+    left.set(xlabel="tokens", ylabel="AUC, %", title=f"temperature {coldest:g}")
+    middle.set(
+        xlabel="tokens replaced, %",
+        ylabel="true positives at 1 % false ones, %",
+        title=f"temperature {warmest:g}, {JUDGED} tokens",
+        ylim=(0, 103),
+    )
+    right.set(
+        xlabel="AUC at 50 tokens, %",
+        ylabel="perplexity against unmarked, %",
+        title=f"full: temperature {warmest:g}, hollow: {coldest:g}",
+    )
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    for axes in (left, middle, right):
+        axes.grid(alpha=0.3)
+        axes.title.set_fontsize(9)
+
+
+def shown(result: Row, temperature: float) -> Iterator[tuple[tuple[str, str, str], Row, Row]]:
+    """Yield (style, detection, row) of methods that plots show, as published."""
+    for row in at(result, temperature):
+        style = SHOWN.get((row["name"], row["m"], row["k"]))
+        if style and not row["history"] and row["delta"] in (0.0, 2.0):
+            yield style, next(iter(row["detection"].values())), row
