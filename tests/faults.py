@@ -1,5 +1,5 @@
-"""`python -m tests.faults [PYTEST'S OPTIONS]`: meet every fault, and write docs/reference/faults.md with how
-long each took. `-m "not slow"` leaves out those that `make test` does, too.
+"""`python -m tests.faults [PYTEST'S OPTIONS]`: meet every fault, and write docs/reference/faults.md
+with how long each took. `-m "not slow"` leaves out those that `make test` does, too.
 
 A fault's tests say what both parties do. Its seconds are the longest that a command took to end
 after the fault (`Command.assert_failed`) and, since not all of them end one, that a test took.

@@ -1,6 +1,6 @@
 """How long tests wait for what must come: many times what it takes on an idle machine, so that on a
-slow or busy one nothing fails but what never comes. `docs/reference/faults.md` says what it takes, and holds
-that against its limit.
+slow or busy one nothing fails but what never comes. `docs/reference/faults.md` says what it takes,
+and holds that against its limit.
 """
 
 from __future__ import annotations

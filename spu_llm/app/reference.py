@@ -1,4 +1,6 @@
-"""Every command with its options, as docs/reference/commands.md shows them: `python -m` this module."""
+"""Every command with its options, as docs/reference/commands.md shows them: `python -m` this
+module.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ def reference() -> str:
         "",
         "Made from the command line itself by `python -m spu_llm.app.reference`. Every command has "
         "`--help` and",
-        "`--debug`; every option may stand in a file (`--config`, [serving](serving.md)). "
+        "`--debug`; every option may stand in a file (`--config`, [serving](../how-to/serve-a-model.md)). "
         "`bench` and `experiment`",
-        "are in [measuring](measuring.md).",
+        "are in [measuring](../how-to/measure.md).",
     ]
     for name, help_, command in _commands(parser):
         if name.split()[0] not in _STUDIES:
