@@ -63,7 +63,7 @@ check: $(STAMP)
 	@$(BIN)/mypy
 
 docs: $(STAMP)
-	@$(BIN)/mkdocs build --quiet && echo 'docs: build/site/index.html'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo 'docs: build/site/index.html'
 
 venv: $(STAMP)
 
