@@ -12,9 +12,9 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from spu_llm.runtime.simulation import Simulation  # noqa: E402
-from tests.parts import pytest_addoption, pytest_collection_modifyitems, pytest_sessionfinish  # noqa: E402
+from tests.kit.pair import pair, start, start_shared  # noqa: E402
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_sessionfinish"]
+__all__ = ["pair", "start", "start_shared"]
 
 # Compilation makes the first example slow and times on shared machines mean little.
 settings.register_profile("spu-llm", deadline=None)
@@ -39,7 +39,8 @@ def simulation() -> Iterator[Simulation]:
 @pytest.fixture(scope="module")
 def own_simulation() -> Iterator[Simulation]:
     """One for a file's weights alone: a session has one matrix of a name and a shape, so in
-    `simulation` those of `tests.models.test_generate` are the only ones that are named as theirs.
+    `simulation` those of `tests.systems.decoding.test_generate` are the only ones that are named as
+    theirs.
     """
     with Simulation() as running:
         yield running

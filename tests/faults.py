@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spu_llm.core.machine import machine
+from tests.kit.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
-TABLE = ROOT / "docs" / "FAULTS.md"
+TABLE = ROOT / "docs" / "reference" / "faults.md"
 OBSERVED = "SPU_LLM_OBSERVED"  # names a file for what commands took
 LIMIT_S = 15.0
 
@@ -44,35 +44,35 @@ FAULTS = (
         "the peer is killed in the midst",
         "each side says so and why; streamed text stays",
         (
-            "app/test_faults.py::test_a_killed_provider_ends_the_client",
-            "app/test_faults.py::test_a_killed_client_ends_serve_once",
-            "app/test_faults.py::test_the_client_s_worker_killed_ends_both",
+            "service/test_faults.py::test_a_killed_provider_ends_the_client",
+            "service/test_faults.py::test_a_killed_client_ends_serve_once",
+            "service/test_faults.py::test_the_client_s_worker_killed_ends_both",
         ),
     ),
     Met(
         "the peer is frozen, or packets vanish",
         "`peer stalled: no heartbeat for 9 s`",
         (
-            "app/test_faults.py::test_a_frozen_provider_ends_the_client",
-            "app/test_faults.py::test_a_frozen_client_ends_serve_once",
-            "app/test_wire_faults.py::test_a_fault_in_the_midst[black-hole-provider]",
+            "service/test_faults.py::test_a_frozen_provider_ends_the_client",
+            "service/test_faults.py::test_a_frozen_client_ends_serve_once",
+            "service/test_wire_faults.py::test_a_fault_in_the_midst[black-hole-provider]",
         ),
     ),
     Met(
         "the peer is slow but lives",
         "it is waited for",
         (
-            "app/test_faults.py::test_a_slow_worker_is_waited_for",
-            "app/test_wire_faults.py::test_a_delay_is_waited_for",
+            "service/test_faults.py::test_a_slow_worker_is_waited_for",
+            "service/test_wire_faults.py::test_a_delay_is_waited_for",
         ),
     ),
     Met(
         "the connection is cut, or anything in it lost, doubled or turned",
         "both end, nothing is resumed; the place is free for a session with fresh randomness",
         (
-            "app/test_wire_faults.py::test_a_fault_in_the_midst",
-            "app/test_wire_faults.py::test_a_fault_before_there_is_a_session",
-            "app/test_faults.py::test_a_spoilt_connection_ends_both",
+            "service/test_wire_faults.py::test_a_fault_in_the_midst",
+            "service/test_wire_faults.py::test_a_fault_before_there_is_a_session",
+            "service/test_faults.py::test_a_spoilt_connection_ends_both",
         ),
     ),
     Met(
@@ -81,19 +81,19 @@ FAULTS = (
         (
             "app/test_bad_input.py::test_settings_that_differ_are_named_on_both_sides",
             "app/test_bad_input.py::test_models_with_different_tokenizers_do_not_work_together",
-            "core/test_secure.py::test_parties_with_different_programs_stop",
+            "runtime/test_secure.py::test_parties_with_different_programs_stop",
         ),
     ),
     Met(
         "other fixed-point bits",
         "the setting is named with both values, exit code 2",
-        ("app/test_tickets.py::test_what_sessions_run_on_is_compared",),
+        ("service/test_tickets.py::test_what_sessions_run_on_is_compared",),
     ),
     Met(
         "another ring, protocol, oblivious transfer, wire format or version of SPU",
         "the setting is named with both values, exit code 2",
         (
-            "app/test_tickets.py::test_what_sessions_run_on_is_compared",
+            "service/test_tickets.py::test_what_sessions_run_on_is_compared",
             "net/test_control_plane.py::test_a_peer_that_is_no_provider",
         ),
     ),
@@ -101,16 +101,16 @@ FAULTS = (
         "a stale peer, another session's id",
         "refused: the id follows from both nonces and certificates, and is in every key",
         (
-            "app/test_programs.py::test_a_worker_s_peer_knows_the_session",
-            "app/test_tickets.py::test_a_ticket_expires_and_its_place_is_free",
+            "service/test_programs.py::test_a_worker_s_peer_knows_the_session",
+            "service/test_tickets.py::test_a_ticket_expires_and_its_place_is_free",
         ),
     ),
     Met(
         "a message or a transcript is played back",
         "refused, also after a restart",
         (
-            "app/test_tickets.py::test_a_ticket_used_again_is_refused_also_after_a_restart",
-            "app/test_tickets.py::test_a_session_played_back_is_refused",
+            "service/test_tickets.py::test_a_ticket_used_again_is_refused_also_after_a_restart",
+            "service/test_tickets.py::test_a_session_played_back_is_refused",
         ),
     ),
     Met(
@@ -120,7 +120,7 @@ FAULTS = (
             "net/test_link_frames.py::test_a_worker_never_gets_them",
             "net/test_link_frames.py::test_a_program_without_spu_has_no_door_to_it",
             "net/test_stream_channel.py::test_whoever_does_not_say_which_channel_is_no_peer",
-            "app/test_sockets.py::test_only_the_provider_s_port_can_be_reached",
+            "service/test_sockets.py::test_only_the_provider_s_port_can_be_reached",
             "net/test_tls.py::test_no_certificate_no_tls_and_older_tls",
             "net/test_worker_side.py::test_on_loopback_another_user_is_turned_away",
         ),
@@ -132,13 +132,13 @@ FAULTS = (
             "net/test_tls.py::test_a_certificate_out_of_its_time",
             "net/test_tls.py::test_strangers_are_refused_and_told",
             "net/test_tls.py::test_an_authority_answers_for_names",
-            "app/test_certificates.py::test_whoever_is_not_known_is_refused_and_told",
+            "service/test_certificates.py::test_whoever_is_not_known_is_refused_and_told",
         ),
     ),
     Met(
         "TLS on one side only",
         "`the peer is (not) speaking TLS`, with the options to give",
-        ("app/test_certificates.py::test_whoever_is_not_known_is_refused_and_told",),
+        ("service/test_certificates.py::test_whoever_is_not_known_is_refused_and_told",),
     ),
     Met(
         "a known peer sends huge or malformed lengths, or too much",
@@ -146,7 +146,7 @@ FAULTS = (
         (
             "net/test_relay.py::test_broken_rules_end_the_connection",
             "net/test_stream_channel.py::test_huge_lengths_are_refused",
-            "app/test_limits.py::test_a_session_that_takes_too_much_ends_alone",
+            "service/test_limits.py::test_a_session_that_takes_too_much_ends_alone",
         ),
     ),
     Met(
@@ -166,28 +166,28 @@ FAULTS = (
     Met(
         "the client goes in the midst",
         "both workers end, none is left",
-        ("app/test_faults.py::test_the_server_outlives_clients_that_fail",),
+        ("service/test_faults.py::test_the_server_outlives_clients_that_fail",),
     ),
     Met(
         "a stranger holds connections, silent, half-open or talking nonsense",
         "the oldest of the address that holds most makes room; whoever is known gets in, also from "
         "that address, and health is answered",
         (
-            "app/test_strangers.py::test_strangers_keep_nobody_out",
-            "app/test_many_clients.py::test_a_client_that_only_connects_takes_no_place",
-            "app/test_many_clients.py::test_a_provider_with_all_places_taken_is_well",
-            "app/test_faults.py::test_a_busy_provider_turns_a_client_away_and_goes_on",
+            "service/test_strangers.py::test_strangers_keep_nobody_out",
+            "service/test_many_clients.py::test_a_client_that_only_connects_takes_no_place",
+            "service/test_many_clients.py::test_a_provider_with_all_places_taken_is_well",
+            "service/test_faults.py::test_a_busy_provider_turns_a_client_away_and_goes_on",
         ),
     ),
     Met(
         "a prompt too long",
         "refused before a session, with the numbers, exit code 2",
-        ("app/test_bad_input.py::test_a_prompt_too_long_for_the_provider_is_refused_by_generate",),
+        ("app/test_bad_input.py::test_a_prompt_too_long_for_the_provider_is_refused",),
     ),
     Met(
         "a worker runs out of memory",
         "that session ends, with what it took and what it may (`--client-memory`)",
-        ("app/test_limits.py::test_a_session_that_takes_too_much_ends_alone",),
+        ("service/test_limits.py::test_a_session_that_takes_too_much_ends_alone",),
     ),
     Met(
         "a bad model directory",
@@ -203,8 +203,7 @@ FAULTS = (
         "where, to the client",
         (
             "app/test_bad_input.py::test_serve_refuses_a_model_that_may_leave_its_ranges",
-            "models/test_resident.py::"
-            "test_weights_whose_activations_may_leave_their_ranges_are_refused",
+            "models/test_resident.py::test_weights_that_may_leave_their_ranges_are_refused",
             "models/test_hf.py::test_weights_do_not_fit",
         ),
     ),
@@ -222,12 +221,12 @@ FAULTS = (
         "a limit, a restart is waited for; else its reason in one line, and what was written is "
         "kept, to go on from",
         (
-            "watermark/test_watermark_endpoint.py::test_a_limit_is_waited_for",
-            "watermark/test_watermark_endpoint.py::"
+            "systems/watermark/test_watermark_endpoint.py::test_a_limit_is_waited_for",
+            "systems/watermark/test_watermark_endpoint.py::"
             "test_a_connection_that_ends_before_an_answer_is_tried_again",
-            "watermark/test_watermark_endpoint.py::test_what_may_have_been_done_is_not_asked_again",
-            "watermark/test_watermark_endpoint.py::test_a_text_that_was_cut_short_is_kept",
-            "watermark/test_watermark_endpoint.py::"
+            "systems/watermark/test_watermark_endpoint.py::test_what_may_have_been_done_is_not_asked_again",
+            "systems/watermark/test_watermark_endpoint.py::test_a_text_that_was_cut_short_is_kept",
+            "systems/watermark/test_watermark_endpoint.py::"
             "test_no_n_gram_decides_twice_when_a_text_goes_on",
         ),
     ),
@@ -235,9 +234,9 @@ FAULTS = (
         "SIGTERM, Ctrl-C, a restart",
         "sessions drain, or hear why; nothing is left running",
         (
-            "app/test_faults.py::test_ctrl_c",
-            "app/test_faults.py::test_a_killed_demo_leaves_nothing",
-            "app/test_many_clients.py::test_whoever_is_cut_off_hears_why",
+            "service/test_faults.py::test_ctrl_c",
+            "service/test_faults.py::test_a_killed_demo_leaves_nothing",
+            "service/test_many_clients.py::test_whoever_is_cut_off_hears_why",
         ),
     ),
     Met(
@@ -245,21 +244,20 @@ FAULTS = (
         "new sessions run under what was read, others go on; what cannot be read replaces nothing, "
         "and is tried again",
         (
-            "app/test_reloading.py::test_serve_goes_on_under_what_it_reads",
-            "app/test_reloading.py::test_split_serve_reloads",
-            "app/test_reloading.py::"
-            "test_engine_and_vault_renew_their_certificates_and_work_together",
+            "service/test_reloading.py::test_serve_goes_on_under_what_it_reads",
+            "service/test_reloading.py::test_split_serve_reloads",
+            "service/test_reloading.py::test_engine_and_vault_renew_their_certificates",
         ),
     ),
     Met(
         "secrets in logs, on the wire, in another process, in files, in core files",
         "none is found; there are no core files",
         (
-            "app/test_confine.py::test_workers_give_it_up",
-            "app/test_secrets.py::test_no_secret_crosses_the_wire",
-            "app/test_secrets.py::test_the_provider_never_holds_the_prompt",
-            "app/test_secrets.py::test_the_client_never_holds_the_weights",
-            "app/test_runs.py::test_the_prompt_is_in_no_argument_and_no_output_of_the_provider",
+            "service/test_confine.py::test_workers_give_it_up",
+            "service/test_secrets.py::test_no_secret_crosses_the_wire",
+            "service/test_secrets.py::test_the_provider_never_holds_the_prompt",
+            "service/test_secrets.py::test_the_client_never_holds_the_weights",
+            "app/test_runs.py::test_the_prompt_is_in_no_output_of_the_provider",
             "app/test_runs.py::test_no_temporary_file_is_left",
         ),
     ),

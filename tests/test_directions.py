@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.kit.paths import ROOT
+
 PACKAGES = ("spu_llm", "protocols", "models", "experiments")
 
 # Each room may import itself and what is named here. A room is a folder below a package, or what
@@ -159,3 +161,28 @@ def test_files_have_no_circles() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the files of a circle
     with pytest.raises(graphlib.CycleError):
         graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+
+
+def test_no_test_module_imports_another() -> None:
+    """What several need is in `tests/kit`, or beside them under a name of its own."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            assert not [name for name in names if re.match(r"tests\.(\w+\.)*test_", name)], path
+
+
+def test_names_of_tests_are_short() -> None:
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                assert len(node.name) < 60, f"{path}: {node.name}"
+
+
+def test_pytest_is_told_of_every_folder() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    told = set(re.findall(r'^    "tests/(\w+)",$', text, re.MULTILINE))
+    folders = {
+        path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("test_*.py")
+    }
+    assert told == {name for name in folders if "." not in name}

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import RUN_S
-from tests.test_readme import ROOT, TEXTS
+from tests.kit.pages import TEXTS
+from tests.kit.paths import ROOT
+from tests.kit.patience import RUN_S
 
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(<!-- not run: .+ -->)?", re.MULTILINE | re.DOTALL)
 RUN = {
-    "README.md",  # tests/app/test_api.py
+    "README.md",  # tests/api/test_api.py
     "docs/how-to/add-a-protocol.md",
     "docs/how-to/add-a-study.md",
 }

@@ -6,11 +6,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.kit.paths import ROOT
+
 PACKAGES = ("spu_llm", "protocols", "models", "experiments")
 
 

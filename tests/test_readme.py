@@ -13,17 +13,11 @@ from experiments import headline, render
 from experiments.common import saved
 from spu_llm.app import cli
 from spu_llm.app.reference import reference
-from tests.experiments.test_headline import committed, study
+from tests.experiments.headline_results import committed, study
+from tests.kit.pages import DOCUMENTS, TEXTS
+from tests.kit.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-RESULTS = render.pages()
-DOCUMENTS = [
-    *(ROOT / page for page in PAGES),
-    *sorted(set((ROOT / "docs").rglob("*.md")) - set(RESULTS)),
-]
-TEXTS = {path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *RESULTS]}
 BLOCKS = "\n".join(
     block
     for text in map(TEXTS.__getitem__, DOCUMENTS)

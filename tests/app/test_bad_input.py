@@ -20,10 +20,10 @@ from models.gpt2 import GPT2Config
 from models.hf import load_model, save_model
 from spu_llm.app import cli
 from spu_llm.systems.watermark.keys import Key, Scheme, write_key
-from tests.app.conftest import Pair
-from tests.app.processes import ERROR, Command, Start
-from tests.patience import END_S
-from tests.tiny import PUBLIC, save_tokenizer, tiny_params
+from tests.kit.models import PUBLIC, save_tokenizer, tiny_params
+from tests.kit.pair import Pair
+from tests.kit.patience import END_S
+from tests.kit.processes import ERROR, Command, Start
 
 LONG = "zq" * 70  # 140 tokens; the context is 64
 
@@ -238,9 +238,7 @@ def test_a_model_that_lacks_tokens_of_its_tokenizer_is_refused(
     refused(own_pair.demo, *words)
 
 
-def test_a_prompt_too_long_for_the_provider_is_refused_by_generate(
-    start: Start, own_pair: Pair
-) -> None:
+def test_a_prompt_too_long_for_the_provider_is_refused(start: Start, own_pair: Pair) -> None:
     config = GPT2Config(PUBLIC.vocab_size, 16, 8, 1, 2)
     save_model(own_pair.private, config, tiny_params(config, 3))
     server = start(*own_pair.serve("--once"))

@@ -18,10 +18,10 @@ from models.hf import load_config, save_model, save_ranges
 from spu_llm.app import cli
 from spu_llm.app.options import provider_of
 from spu_llm.service import provider
-from tests.app.conftest import Pair
-from tests.app.processes import Start
-from tests.patience import END_S, RUN_S
-from tests.tiny import VOCAB, save_tokenizer, tiny_params
+from tests.kit.models import VOCAB, save_tokenizer, tiny_params
+from tests.kit.pair import Pair
+from tests.kit.patience import END_S, RUN_S
+from tests.kit.processes import Start
 
 WIDE = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=1, n_head=2)
 Ran = Callable[..., tuple[object, str]]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from spu_llm.app.cli import command_line, main
-from tests.app.conftest import Pair
-from tests.app.processes import ROOT, Start
-from tests.patience import END_S
+from tests.kit.pair import Pair
+from tests.kit.paths import ROOT
+from tests.kit.patience import END_S
+from tests.kit.processes import Start
 
 
 def parsed(*arguments: str) -> argparse.Namespace:

@@ -15,9 +15,9 @@ from spu_llm.app.commands.doctor import FAILURE, OK, WARNING, Finding
 from spu_llm.core.errors import InputError
 from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE
-from tests.app.conftest import Pair
-from tests.app.processes import Start, credentials
-from tests.patience import RUN_S
+from tests.kit.pair import Pair
+from tests.kit.patience import RUN_S
+from tests.kit.processes import Start, credentials
 
 
 def test_a_healthy_machine(start: Start, pair: Pair, tmp_path: Path) -> None:

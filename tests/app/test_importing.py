@@ -10,8 +10,8 @@ import pytest
 
 from models.hf import load_model
 from spu_llm.app import cli
+from tests.kit.models import LLAMA, make_pair, save_tokenizer, tiny_params
 from tests.models.gguf_files import tensors, write_gguf
-from tests.tiny import LLAMA, make_pair, save_tokenizer, tiny_params
 
 
 def run(args: list[str | Path], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from spu_llm.core import jax_settings
-from tests.app.conftest import Pair
-from tests.app.processes import ROOT, Start
+from tests.kit.pair import Pair
+from tests.kit.paths import ROOT
+from tests.kit.processes import Start
 
 # Each of these alone ended a session, or a process at its start.
 HOSTILE = {

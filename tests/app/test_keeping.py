@@ -16,11 +16,11 @@ from spu_llm.core.errors import InputError, PeerError, StalledError, WorkerError
 from spu_llm.offline import stock
 from spu_llm.offline.access import take_lock
 from spu_llm.offline.files import IN_USE
-from tests.app.conftest import Pair
-from tests.app.pools import PEER, session, use_up
-from tests.app.processes import Command, Start
-from tests.core.dealing import TRIPLE
-from tests.patience import END_S, RUN_S, eventually
+from tests.kit.dealing import TRIPLE
+from tests.kit.pair import Pair
+from tests.kit.patience import END_S, RUN_S, eventually
+from tests.kit.pools import PEER, session, use_up
+from tests.kit.processes import Command, Start
 
 NEEDED = 40  # units; three batches have 48
 MORE = "the stock no longer lasts for all steps: making more"
@@ -294,7 +294,7 @@ def test_one_machine_ends_by_ctrl_c(start: Start, pair: Pair, tmp_path: Path) ->
     assert len(stock.stocks(pool)) == 2
 
 
-def test_a_completion_gets_the_directory_while_correlations_is_made(
+def test_a_completion_gets_a_directory_in_use_by_watch(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:
     """On two machines; the second time the completion is killed, and its claim goes with it."""

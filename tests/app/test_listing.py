@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from spu_llm.app import cli
-from tests.app.pools import OTHER, PEER, session
-from tests.core.dealing import GATE, TRIPLE
+from tests.kit.dealing import GATE, TRIPLE
+from tests.kit.pools import OTHER, PEER, session
 
 
 def listed(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> tuple[str, str]:

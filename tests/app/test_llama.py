@@ -15,10 +15,10 @@ from models.family import logits
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
-from tests.app.conftest import Pair
-from tests.app.processes import Start
-from tests.patience import END_S, RUN_S
-from tests.tiny import LLAMA, save_tokenizer, tiny_params
+from tests.kit.models import LLAMA, save_tokenizer, tiny_params
+from tests.kit.pair import Pair
+from tests.kit.patience import END_S, RUN_S
+from tests.kit.processes import Start
 
 PROMPT, NEW, DRAFTS = "def read(", 4, 2
 MARGIN = 0.05  # of every decision in logits: far above what shares blur

@@ -23,9 +23,9 @@ from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError
-from tests.app.processes import ERROR
-from tests.models.test_tokenizer import sentencepiece
-from tests.tiny import LLAMA, PRIVATE, VOCAB, endless, save_tokenizer, tiny_params
+from tests.kit.models import LLAMA, PRIVATE, VOCAB, endless, save_tokenizer, tiny_params
+from tests.kit.processes import ERROR
+from tests.models.tokenizers_of import sentencepiece
 
 SEEDS = range(20)
 FAMILIES = ("gpt2", "llama")

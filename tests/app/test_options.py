@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spu_llm.app import cli
-from tests.app.processes import ERROR
+from tests.kit.processes import ERROR
 
 # Every command that takes a prompt, with what it needs beside it.
 TAKES = {

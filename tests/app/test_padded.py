@@ -9,9 +9,9 @@ import pytest
 
 from spu_llm.app import cli
 from spu_llm.systems.watermark.keys import Key, Scheme, write_key
-from tests.app.conftest import Pair
-from tests.app.processes import Start
-from tests.tiny import VOCAB, make_pair
+from tests.kit.models import VOCAB, make_pair
+from tests.kit.pair import Pair
+from tests.kit.processes import Start
 
 RUN_S = 300.0
 

@@ -29,10 +29,10 @@ from spu_llm.offline import stock
 from spu_llm.service.client import Server
 from spu_llm.service.supervisor import SessionOutcome
 from spu_llm.systems.decoding.records import PrepareRequest
-from tests.app.conftest import Pair
-from tests.app.processes import Command, Start
-from tests.patience import END_S, RUN_S, eventually
-from tests.tiny import PRIVATE, endless, tiny_params
+from tests.kit.models import PRIVATE, endless, tiny_params
+from tests.kit.pair import Pair
+from tests.kit.patience import END_S, RUN_S, eventually
+from tests.kit.processes import Command, Start
 
 PROMPT = "def read("
 NEW = 2

@@ -16,9 +16,9 @@ import pytest
 
 from spu_llm.app import cli, printing
 from spu_llm.app.progress import Progress
-from tests.app.test_screen import open_terminal
+from tests.kit.paths import ROOT
+from tests.kit.terminal import open_terminal
 
-ROOT = Path(__file__).parents[2]
 EVIL = "\x1b]52;c;QQ==\x07 a\u202eb\u200bc"
 SHOWN = "␛]52;c;QQ==␇ a<U+202E>b<U+200B>c"
 

@@ -15,10 +15,10 @@ import pytest
 
 from models.hf import save_model
 from models.tokenizer import Tokenizer
-from tests.app.conftest import Pair
-from tests.app.processes import Command, Process, Start
-from tests.patience import END_S, RUN_S
-from tests.tiny import PRIVATE, tiny_params
+from tests.kit.models import PRIVATE, tiny_params
+from tests.kit.pair import Pair
+from tests.kit.patience import END_S, RUN_S
+from tests.kit.processes import Command, Process, Start
 
 CANARY = "kanarie vogel"
 STOPS = [option for c in string.ascii_letters for option in ("--stop", c)]
@@ -161,7 +161,7 @@ def test_the_result_is_for_its_owner_only(served: Served) -> None:
         assert list(file.parent.iterdir()) == [file]  # no temporary file beside it
 
 
-def test_the_prompt_is_in_no_argument_and_no_output_of_the_provider(served: Served) -> None:
+def test_the_prompt_is_in_no_output_of_the_provider(served: Served) -> None:
     assert len({p.pid for p in served.provider}) == 3  # its supervisor, and a worker per session
     for process in served.provider:
         assert CANARY not in process.argv and CANARY not in process.environ

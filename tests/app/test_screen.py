@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import stat
@@ -23,7 +22,8 @@ from spu_llm.app.screen import Screen, Stages
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.net.relay import Relay
-from tests.app.processes import ROOT
+from tests.kit.paths import ROOT
+from tests.kit.terminal import open_terminal
 
 RESULT = Completion(
     text="f(x):",
@@ -57,23 +57,6 @@ class FakeRelay:
 
 
 RELAY = cast(Relay, FakeRelay())
-
-
-class Terminal(io.StringIO):
-    """Both streams of one terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """For the test's own body: pytest sets the streams anew after fixtures have run."""
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stdout", screen)
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "60")
-    return screen
 
 
 def run(screen: Stages, *events: dict[str, Any]) -> None:

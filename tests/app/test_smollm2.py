@@ -23,8 +23,9 @@ from models.hf import load_model, save_model
 from models.importing.run import import_model
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
-from tests.app.processes import ROOT, Start
-from tests.patience import RUN_S
+from tests.kit.paths import ROOT
+from tests.kit.patience import RUN_S
+from tests.kit.processes import Start
 
 FILE = ROOT / "build" / "models" / "smollm2-135m-instruct.gguf"
 CHATS = ROOT / "models" / "smollm2" / "chats.jsonl"

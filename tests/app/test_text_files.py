@@ -20,7 +20,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.text_files import read_json_texts, read_text
 from spu_llm.systems.dp_text.prompts import read_references
 from spu_llm.systems.split.texts import tokens_of
-from tests.tiny import save_tokenizer
+from tests.kit.models import save_tokenizer
 
 BOM = codecs.BOM_UTF8
 TEXT = "one\nn\u00e4chste\u2028Zeile\rhere\n"

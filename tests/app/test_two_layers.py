@@ -20,10 +20,10 @@ from models.gpt2 import GPT2Config, Params
 from models.hf import save_model
 from models.tokenizer import Tokenizer
 from spu_llm.systems.decoding.request import Request
-from tests.app.conftest import Pair
-from tests.app.processes import Start
-from tests.patience import RUN_S
-from tests.tiny import PRIVATE, endless, save_tokenizer, tiny_params
+from tests.kit.models import PRIVATE, endless, save_tokenizer, tiny_params
+from tests.kit.pair import Pair
+from tests.kit.patience import RUN_S
+from tests.kit.processes import Start
 
 TWO = replace(PRIVATE, n_layer=2)
 PROMPT, NEW, DRAFTS = "def read", 9, 3

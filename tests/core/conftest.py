@@ -1,5 +1,5 @@
 """Fixtures of two pools."""
 
-from tests.core.pools import no_waiting_for_the_disk, parties, stored, threads
+from tests.offline.parties import no_waiting_for_the_disk, parties, stored, threads
 
 __all__ = ["no_waiting_for_the_disk", "parties", "stored", "threads"]

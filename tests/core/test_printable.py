@@ -56,7 +56,7 @@ def test_what_acts_or_hides_is_shown(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_every_character_of_a_category_that_is_never_drawn_is_shown() -> None:
+def test_every_character_that_is_never_drawn_is_shown() -> None:
     hidden = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
     signs = {0x0600, 0x0601, 0x0602, 0x0603, 0x0604, 0x0605, 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2}
     drawn = signs | {0x110BD, 0x110CD, ord("\n"), ord("\t")}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.experiments.chats import chatting
-from tests.tiny import make_pair
+from tests.kit.models import make_pair
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,7 @@ def test_each_question_is_asked_by_the_command(
     assert len(more) == 1 and again["failures"] == ["question 1 is answered otherwise: 'x'"]
 
 
-def test_an_answer_that_ends_where_float32_goes_on_is_another_one(
+def test_an_answer_that_ends_early_is_another_one(
     chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = save_chats(tmp_path / "a.jsonl", "hi")

@@ -33,8 +33,8 @@ from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.program import Job, ProviderInputs
-from tests.experiments import costs
-from tests.tiny import PRIVATE, VOCAB
+from tests.experiments.made_up import record
+from tests.kit.models import PRIVATE, VOCAB
 
 TINY = Prompt(3, "tiny", "def read")
 
@@ -134,46 +134,6 @@ def test_bad_input(options: list[str], wanted: str, capsys: pytest.CaptureFixtur
 # ---- figures
 
 
-def record(
-    system: str,
-    prompt: str = "tiny",
-    *,
-    network: str = "lan",
-    mode: str = "greedy",
-    seconds: float = 1.0,
-    emitted: int = 32,
-    stock_tokens: int | None = None,
-    seed: int = 3,
-    others: float = 0.0,
-) -> dict[str, Any]:
-    """Parts cost 1, 2, 3, ... times `seconds`; half of the correlated randomness is used."""
-    parts = ("launch", "set_up", "material", "planning", "prefill", "decode")
-    cost = {p: costs.figures(n * seconds, n, 1000 * n) for n, p in enumerate(parts, start=1)}
-    cost["hint"] = costs.figures(0.0, 0, 0)
-    cost["used_material"] = {k: v / 2 for k, v in cost["material"].items()}
-    cost["whole"] = summed(cost[p] for p in parts)
-    return {
-        "asked": vars(
-            CompletionStudyRequest(network, prompt, mode, system, 32, seed, stock_tokens)
-        ),
-        "commit": "0123",
-        "date": "2026-01-02T03:04:05+00:00",
-        "machine": costs.MACHINE,
-        "load_start": 0.5,
-        "load_end": 2.0,
-        "others": others,
-        "costs": cost,
-        "steps": 10,
-        "emitted": emitted,
-        "repetition": 0.25,
-        "near_ties": 1,
-        "largest_margin": 0.01,
-        "peak_memory": costs.MEMORY,
-        "failures": [],
-        **({"same_as_plaintext": emitted} if mode == "sampled" else {}),
-    }
-
-
 def test_a_runs_figures_per_emitted_token() -> None:
     one = record("ours-drafted", seconds=32.0)
     assert online(one, "seconds") == 5 + 6
@@ -234,7 +194,7 @@ def test_the_plot(tmp_path: Path) -> None:
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_repetition_counts_tokens_in_runs_of_four_that_stood_before() -> None:
+def test_repetition_counts_runs_of_four_that_stood_before() -> None:
     assert completions.repetition([1, 2, 3], [4, 5, 6, 7, 8]) == 0.0
     assert completions.repetition([], [1, 2, 3, 4, 1, 2, 3, 4]) == 0.5
     assert completions.repetition([1, 2, 3, 4], [9, 1, 2, 3, 4]) == 0.8  # of the prompt, too

@@ -27,8 +27,8 @@ from models.hf import load_model
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError, PeerError
-from tests.confidential.test_vault import is_greedy
 from tests.experiments import costs
+from tests.kit.vaults import is_greedy
 
 PLAN = ConfidentialPlan(
     users=(1, 2),

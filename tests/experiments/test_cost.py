@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,15 +15,7 @@ from models.hf import load_config
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.systems.decoding.request import Request as Completion
-from tests.experiments import costs
-
-
-def result(network: str = "lan", right: bool = True, stock: float = 40.0) -> dict[str, Any]:
-    return cost.analyse(
-        costs.stock(network, stock - 2, stock, stock + 9, right=right),
-        costs.spu_layers(network, {1: stock}),
-        costs.sweep(network, {1: 2.0, 8: 4.0, 16: 6.0}),
-    ) | {"machine": costs.MACHINE, "config": {}}
+from tests.experiments.cost_results import result
 
 
 def test_steps_are_compared_with_the_stock_paths() -> None:
@@ -47,7 +38,7 @@ def test_a_blocks_messages_leave_out_what_a_step_has_once() -> None:
     assert found["marginal_seconds"] == pytest.approx(4 / 15, rel=0.05)
 
 
-def test_linear_layers_online_there_are_compared_with_material_here() -> None:
+def test_spus_linear_layers_are_compared_with_preprocessing() -> None:
     linear = result()["linear"]  # of 4 blocks, embedding and head
     assert linear["stock_seconds"] == pytest.approx(6 * 40 / 28)
     assert linear["times_fewer_seconds"] == pytest.approx(6 * 40 / 28 / 0.01)

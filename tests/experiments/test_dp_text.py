@@ -361,7 +361,7 @@ def test_the_criterion_goes_by_the_figures() -> None:
     assert lines == []
 
 
-def test_references_help_where_a_cell_lies_above_the_public_model() -> None:
+def test_references_help_above_the_public_model() -> None:
     public = row("public-only", None, 1, 1.0, 0.6, 50), row("public-only", None, 1, 1.0, 0.6)
     near = row("invisibleink", 1.0, 7, 8.0, 0.66, 50)
     far = row("invisibleink", 10.0, 7, 8.0, 0.7, 50, perplexity_gap=[40.0, 5.0])

@@ -64,7 +64,7 @@ def test_both_forwards_go_on_after_the_public_tokens(
         assert 1e-4 < np.abs(near - exact).max() < 0.05 and not outside
 
 
-def test_texts_that_leave_their_ranges_are_counted_and_not_compared(
+def test_texts_beyond_their_ranges_are_counted_alone(
     chat_model: Path, texts: list[ChatText], forwards: tuple[Forward, Forward]
 ) -> None:
     class LeavesInTheFirst(Forward):

@@ -4,44 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments import headline
-from tests.experiments.test_completions import record
+from tests.experiments.headline_results import study
 
 
-def study() -> dict[str, Any]:
-    """Two prompts on two networks; online is 5 + 6, everything 21 (times seconds)."""
-    runs = []
-    for network, factor in (("local", 1.0), ("lan", 2.0)):
-        for prompt, seconds in (("a", 0.25), ("b", 0.75)):
-            wanted = {"network": network, "seconds": factor * seconds}
-            runs += [
-                record("stock", prompt, **{**wanted, "seconds": 100 * wanted["seconds"]}),
-                record("ours-standard", prompt, **wanted),
-                record("ours-drafted", prompt, **wanted),
-                record("ours-drafted", prompt, mode="sampled", **wanted),
-            ]
-    runs.append(record("stock", "a", network="wan", seconds=9.0))  # has just begun
-    return {"runs": runs, "failed": []}
-
-
-def committed() -> dict[str, Any]:
-    """The same in a file for each of two networks, with their index; a client had its hint of the
-    model from a run over loopback.
-    """
-    files: dict[str, Any] = {}
-    for name, network in (("completions", "local"), ("completions_lan", "lan")):
-        runs = [run for run in study()["runs"] if run["asked"]["network"] == network]
-        files[name] = {"runs": runs, "failed": []}
-    files["completions"]["runs"][0]["costs"]["hint"]["provider_to_client"] = 2_000_000
-    index = {name: {"command": f"spu-llm {name}", "quiet": True} for name in files}
-    return files | {"index": index}
-
-
-def test_it_is_of_the_network_with_most_runs_and_of_several_the_last() -> None:
+def test_it_is_of_the_network_with_most_runs() -> None:
     assert headline.main_group(study()) == ("lan", 32)
     study_of_local = {"runs": study()["runs"][:9]}
     assert headline.main_group(study_of_local) == ("local", 32)

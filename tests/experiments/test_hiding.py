@@ -26,7 +26,7 @@ from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
-from tests.tiny import VOCAB, endless, save_tokenizer, tiny_params
+from tests.kit.models import VOCAB, endless, save_tokenizer, tiny_params
 
 TINY = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=1)
 PARAMS = endless(tiny_params(TINY, 1))

@@ -12,21 +12,8 @@ from experiments.completions import exact, latency
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from tests.experiments import costs
-from tests.tiny import PRIVATE
-
-LOCAL = {1: 0.8, 2: 1.0, 8: 1.6}
-LAN = {1: 2.4, 2: 2.6, 8: 3.6}
-
-
-def results(stock: bool = True) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for network, ours, peers in (("local", LOCAL, 14.0), ("lan", LAN, 42.0)):
-        layers = costs.spu_layers(network, {n: peers + n for n in ours}) if stock else None
-        found.append(
-            latency.analyse(costs.sweep(network, ours), layers, found[0] if found else None)
-            | {"machine": costs.MACHINE, "config": {}}
-        )
-    return found
+from tests.experiments.latency_results import results
+from tests.kit.models import PRIVATE
 
 
 def test_ours_is_predicted_from_chains_bytes_and_local_seconds() -> None:

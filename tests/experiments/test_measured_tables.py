@@ -11,9 +11,9 @@ from experiments import measured_tables
 from experiments.common import saved
 from experiments.completions import exact_cells
 from tests.experiments import costs
-from tests.experiments.test_latency import results as latency_results
-from tests.experiments.test_op_bench import row
-from tests.experiments.test_verify_bench import RESULT as VERIFIED
+from tests.experiments.latency_results import results as latency_results
+from tests.experiments.op_rows import row
+from tests.experiments.verify_results import RESULT as VERIFIED
 
 EXACT = exact_cells.cells(saved.load("exact"))
 

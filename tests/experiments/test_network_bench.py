@@ -10,7 +10,7 @@ import pytest
 
 from experiments.benchmarks import network_bench
 from spu_llm.app import cli
-from tests.experiments.test_results import MACHINE, mistakes_of
+from tests.experiments.committed_results import MACHINE, mistakes_of
 
 
 def test_two_processes_on_a_link() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from experiments import headline, render
 from experiments.common import saved
-from tests.experiments.test_cost import result as cost_result
-from tests.experiments.test_latency import results as latency_results
+from tests.experiments.cost_results import result as cost_result
+from tests.experiments.latency_results import results as latency_results
 
 NAMES = (
     "quickstart",

@@ -4,12 +4,10 @@ the code has them.
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,101 +29,12 @@ from spu_llm.api.defaults import shipped
 from spu_llm.app import cli
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.values import Arith
-from tests.experiments.test_headline import committed
-from tests.experiments.test_latency import results as latency_results
+from tests.experiments.committed_results import EXACT, MACHINE, origin_mistakes, tables
+from tests.experiments.headline_results import committed
+from tests.experiments.latency_results import results as latency_results
 
 FOLDER = Path(experiments.__file__).parent
 COMPLETIONS = render.RESULTS / "completions.md"
-LINK = r"\[data\]\(\.\./\.\./experiments/(data/[\w.-]+\.json)\)"
-MEASURED = re.compile(
-    r"Commit (?P<commit>[0-9a-f]{7}), (?P<days>\d{4}-\d{2}-\d{2}( to \d{4}-\d{2}-\d{2})?); "
-    r"(?P<machine>\d+ cores, \d+ GiB); load [^;]+; "
-    rf"(?P<data>{LINK}(, {LINK})*)\.\*$"
-)
-EXACT = f"*Exact: computed from the code, compared with it by the tests; {saved.link('exact')}.*"
-TESTED = re.compile(
-    r"\*Tests: `pytest (?P<files>[\w/. ]+)`; run in `make test`"
-    r"(?P<slow>, slow ones in `make test-slow`)?\.\*$"
-)
-LARGEST = 300_000  # bytes of a JSON file
-
-
-def tables(text: str) -> Iterator[tuple[list[str], str]]:
-    """The lines of every table, and the paragraph under it."""
-    lines = text.splitlines()
-    starts = [
-        i
-        for i, line in enumerate(lines)
-        if line.startswith("|") and (i == 0 or not lines[i - 1].startswith("|"))
-    ]
-    for i in starts:
-        after = i
-        while after < len(lines) and lines[after].startswith("|"):
-            after += 1
-        under = next((line for line in lines[after:] if line.strip()), "")
-        yield lines[i:after], under
-
-
-def origin_mistakes(lines: list[str], under: str, folder: Path) -> list[str]:
-    """What is wrong with the line under a table of a document in `folder`."""
-    if under == EXACT:
-        return []
-    if tested := TESTED.match(under):
-        return mistakes_in_rows(lines, tested, folder.parent)
-    found = MEASURED.search(under)
-    if not under.startswith("*") or found is None:
-        return [f"under the table {lines[0][:60]!r} stands {under[:80]!r}, not where it comes from"]
-    mistakes = []
-    for name in re.findall(LINK, found["data"]):
-        file = folder / name
-        if not file.is_file() or file.stat().st_size > LARGEST:
-            mistakes.append(f"{name} is not there, or larger than {LARGEST:,} bytes")
-            continue
-        of = set(origins(json.loads(file.read_text(encoding="utf-8"))))
-        days = found["days"].split(" to ")
-        said = {(found["commit"], day, found["machine"]) for day in days}
-        if (
-            not of
-            or {(a, c) for a, _, c in of} != {(a, c) for a, _, c in said}
-            or not all(days[0] <= day <= days[-1] for _, day, _ in of)
-        ):
-            mistakes.append(f"{name} is of {sorted(of)}, the table of {sorted(said)}")
-    return mistakes
-
-
-def mistakes_in_rows(lines: list[str], under: re.Match[str], root: Path) -> list[str]:
-    """What is wrong with a table whose rows are results of tests, which their last cells name."""
-    files = {Path(name).stem: root / name for name in under["files"].split()}
-    if missing := [str(path) for path in files.values() if not path.is_file()]:
-        return [f"there is no {missing[0]}"]
-    known = {name: slow_by_test(path) for name, path in files.items()}
-    wrong, named = [], []
-    for line in lines[2:]:
-        tests = re.findall(r"`(\w+)::(\w+)`", exact_cells.split(line)[-1])
-        named += tests
-        if not tests:
-            wrong.append(f"the row {line[:60]!r} names no test")
-    wrong += [f"there is no {a}::{b}" for a, b in named if b not in known.get(a, {})]
-    if unused := known.keys() - {file for file, _ in named}:
-        wrong.append(f"no row names a test of {sorted(unused)}")
-    if any(known.get(a, {}).get(b) for a, b in named) != bool(under["slow"]):
-        wrong.append(f"slow tests and {under[0]!r} disagree")
-    return wrong
-
-
-def slow_by_test(file: Path) -> dict[str, bool]:
-    """Whether a test is marked slow, or some of its cases are, by the names of a file's tests."""
-    return {
-        node.name: any("mark.slow" in ast.unparse(mark) for mark in node.decorator_list)
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef)
-    }
-
-
-def origins(result: Any) -> Iterator[tuple[str, str, str]]:
-    """Commit, day and machine of every machine in a study's JSON, as tables say them."""
-    for of in saved.machines(result):
-        yield of["commit"], of["date"][:10], f"{of['cores']} cores, {of['memory_gib']:.0f} GiB"
 
 
 @pytest.mark.parametrize("page", render.pages(), ids=lambda page: page.stem)
@@ -155,13 +64,6 @@ def test_the_index_has_a_command_for_it(name: str) -> None:
         assert written in (f"experiments/data/{name}.json", "FILE")
 
 
-MACHINE = {
-    "cores": 2,
-    "memory_gib": 23.5,
-    "load": [0.1, 0.4],
-    "commit": "1234567",
-    "date": "2026-11-22T10:00:00+00:00",
-}
 LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
 
 
@@ -225,15 +127,6 @@ def test_a_row_without_its_test_is_found(
     assert bool(found) == bool(wanted) == any(wanted in text for text in found), found
 
 
-def mistakes_of(name: str, data: Any, folder: Path) -> list[str]:
-    """What is wrong under the tables in docs/results that would be made from this file."""
-    (folder / "data").mkdir()
-    (folder / "data" / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
-    found = list(tables("\n\n".join(render.TABLES[name].paragraphs({name: data}))))
-    assert found
-    return [m for lines, under in found for m in origin_mistakes(lines, under, folder)]
-
-
 # ---- tables that are made of the committed files
 
 
@@ -266,7 +159,7 @@ def slug(heading: str) -> str:
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_a_table_is_made_of_what_was_measured_on_a_quiet_machine(
+def test_a_table_is_of_what_a_quiet_machine_measured(
     quiet: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = {"latency": {"command": "spu-llm", "quiet": quiet}}
@@ -312,7 +205,7 @@ def test_exact_figures_are_those_of_the_code(figures: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_exact_figures_of_the_providers_own_text_are_those_of_the_code() -> None:
+def test_exact_figures_of_the_providers_text_are_the_codes() -> None:
     assert not (stale := stale_of({"own text": exact.own_text_figures(shipped("private"))})), stale
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from experiments import render
 from experiments.common import saved
 from experiments.completions import shipped
-from tests.experiments.test_results import MACHINE, MEASURED, mistakes_of
-from tests.models.test_training import FIGURES
+from tests.experiments.committed_results import MACHINE, MEASURED, mistakes_of
+from tests.models.training_figures import FIGURES
 
 
 def test_tables_of_an_evaluation(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.session import PlaintextSession, Session
 from spu_llm.runtime.simulation import Simulation
-from tests.tiny import PRIVATE, endless, tiny_params
+from tests.kit.models import PRIVATE, endless, tiny_params
 
 PARAMS = endless(tiny_params(PRIVATE, 1))
 PROMPT = [40, 41, 42, 43]
@@ -61,7 +61,7 @@ def test_other_constants_are_another_program() -> None:
 
 
 @pytest.mark.slow
-def test_two_parties_emit_the_greedy_tokens_and_open_nothing_else() -> None:
+def test_two_parties_emit_greedy_tokens_and_open_no_more() -> None:
     # `transformers` loads its parts when they are first used, which two threads cannot do at once.
     spu_whole.flax_model(PRIVATE)
     with Simulation(spu_whole.SETTINGS) as simulation:

@@ -11,7 +11,7 @@ from experiments.benchmarks import step_sweep
 from experiments.common.report import both_ways
 from experiments.completions import exact
 from spu_llm.core.errors import InputError
-from tests.tiny import PRIVATE
+from tests.kit.models import PRIVATE
 
 
 def cost(seconds: float) -> dict[str, Any]:

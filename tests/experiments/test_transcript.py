@@ -13,7 +13,7 @@ from experiments.completions import transcript
 from experiments.completions.transcript import Comparison, Recorded, compare
 from models.tokenizer import Tokenizer
 from spu_llm.core.values import CLIENT, PROVIDER
-from tests.experiments.test_results import MACHINE, mistakes_of
+from tests.experiments.committed_results import MACHINE, mistakes_of
 
 CIPHERTEXTS, FIXED = 400, 600  # messages per sender
 

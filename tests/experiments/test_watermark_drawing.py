@@ -15,7 +15,7 @@ from experiments.watermark.texts import Author, Method, State
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from tests.watermark.chains import FALSE_ALARM, NEXT, START, Chain, p_value
+from tests.systems.watermark.chains import FALSE_ALARM, NEXT, START, Chain, p_value
 
 WAYS = (
     Way("independent", 3),

@@ -31,7 +31,7 @@ def told(tokens: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def test_systems_take_turns_and_runs_go_on_where_they_were_stopped(
+def test_systems_take_turns_and_stopped_runs_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One run fails and is made when the command is given again; ratios are prompt by prompt."""

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
+from tests.kit.paths import ROOT
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def _guided(name: str, minutes: float) -> bool:
         corpus = Path(folder) / "corpus"
         corpus.mkdir()
         (corpus / "seed").write_bytes(SEEDS[name]())
-        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             [
                 sys.executable,

@@ -46,8 +46,8 @@ from spu_llm.systems.watermark.history import HistoryFile
 from spu_llm.systems.watermark.keys import Key, read_key
 from spu_llm.systems.watermark.sampler import read_answer
 from spu_llm.vault import told
+from tests.kit.models import PRIVATE, VOCAB, save_tokenizer, tiny_params
 from tests.models.gguf_files import tensors, write_gguf
-from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
 
 _OWN = {"jobs": 1, "wire": 5}
 _KEPT = tempfile.TemporaryDirectory(prefix="spu-llm-fuzz-")  # until this process ends

@@ -23,9 +23,9 @@ from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.decoding.session_shape import SessionShape
+from tests.models.checkpoints import assert_same
+from tests.models.opened import OPENED
 from tests.models.references import LAST, MODELS, params_of, recorded, tokens_of
-from tests.models.test_hf import assert_same
-from tests.models.test_llama import OPENED
 
 QWEN2, MISTRAL = MODELS["qwen2"], MODELS["mistral"]
 

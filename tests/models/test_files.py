@@ -14,7 +14,7 @@ from models.files import RANGES_FILE, files_of
 from models.hf import load_model, save_ranges
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
-from tests.tiny import PUBLIC, make_pair
+from tests.kit.models import PUBLIC, make_pair
 
 NAMES = ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors")
 

@@ -21,8 +21,8 @@ from models.importing.gguf_values import size_of
 from models.importing.run import import_model
 from models.llama import LlamaConfig
 from spu_llm.core.errors import InputError
+from tests.kit.models import VOCAB, save_tokenizer, tiny_params
 from tests.models.gguf_files import tensors, write_gguf
-from tests.tiny import VOCAB, save_tokenizer, tiny_params
 
 U32, I64, F32, BOOL, TEXT, LIST = 4, 11, 6, 7, 8, 9  # kinds of fields
 

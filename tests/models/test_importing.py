@@ -23,9 +23,9 @@ from models.importing.run import import_model
 from models.llama import LlamaConfig
 from models.qwen2 import Qwen2Config
 from spu_llm.core.errors import InputError
+from tests.kit.models import VOCAB, save_tokenizer, tiny_params
+from tests.models.checkpoints import assert_same
 from tests.models.gguf_files import Raw, byte_level, tensors, write_gguf
-from tests.models.test_hf import assert_same
-from tests.tiny import VOCAB, save_tokenizer, tiny_params
 
 CONFIG = LlamaConfig(
     VOCAB,

@@ -30,10 +30,10 @@ from models.importing.run import import_model
 from models.llama import LlamaConfig
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
+from tests.kit.models import tiny_params
+from tests.kit.paths import ROOT
 from tests.models.gguf_files import byte_level, tensors, write_gguf
-from tests.tiny import tiny_params
 
-ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END, CALL = "<|im_start|>", "<|im_end|>", "<tool_call>"
 SPACE = "\u2581"
 

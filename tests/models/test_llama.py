@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import OpCall
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.reveal import reveal
-from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession, Session
 from spu_llm.runtime.simulation import Simulation
@@ -41,9 +40,10 @@ from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.decoding.session_shape import SessionShape
 from spu_llm.systems.program import SystemPromptShape
-from tests.models.test_hf import assert_same, change_config, change_tensors, fault
-from tests.models.watching import Watched
-from tests.tiny import LLAMA, save_tokenizer, tiny_params
+from tests.kit.models import LLAMA, save_tokenizer, tiny_params
+from tests.models.checkpoints import assert_same, change_config, change_tensors, fault
+from tests.models.opened import OPENED
+from tests.systems.decoding.watching import Watched
 
 SMALL = LlamaConfig(
     vocab_size=50,
@@ -286,7 +286,7 @@ def test_no_activation_passes_its_bound_and_some_come_near() -> None:
     assert 0.2 * bound.score < largest <= bound.score
 
 
-def test_ranges_are_chosen_for_a_model_that_leaves_the_default_ones() -> None:
+def test_ranges_are_chosen_for_a_model_beyond_the_default() -> None:
     params = random_params(SMALL)
     params["embed"] = 400.0 * params["embed"]
     for block in params["blocks"]:
@@ -310,7 +310,7 @@ def with_far_bounds(name: str, size: float) -> Params:
     return params
 
 
-def test_the_stream_is_scaled_for_what_the_bounds_say_it_may_get() -> None:
+def test_the_stream_is_scaled_for_what_bounds_say() -> None:
     params = with_far_bounds("v", 1500.0)
     with pytest.raises(InputError, match="activations can reach"):
         check_ranges(fold(params, SMALL), SMALL)
@@ -324,7 +324,7 @@ def test_the_stream_is_scaled_for_what_the_bounds_say_it_may_get() -> None:
         calibrated(SMALL, params, [TOKENS])
 
 
-def test_products_of_gates_that_weights_do_not_bound_are_checked() -> None:
+def test_products_that_weights_do_not_bound_are_checked() -> None:
     """As long as the last matrix takes them, and no longer."""
     params = with_far_bounds("up", 200.0)
     with pytest.raises(InputError, match="can reach .* in block"):
@@ -346,26 +346,6 @@ PARAMS = tiny_params(LLAMA, 5)
 PROMPTS = [[40, 41, 42, 43], [50, 51]]
 COUNT = 3  # rows of a step
 RETAINED = np.array([[1, 1, 0], [1, 0, 0]], bool)  # of each step, lane by lane
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A judge that opens every row of logits to the client."""
-
-    hide_progress = True  # whatever is opened here
-
-    def client_shapes(self, drafts: int, vocab: int) -> None:
-        return None
-
-    def provider_shapes(self, drafts: int, vocab: int) -> None:
-        return None
-
-    def verify(self, rows: Any, client: None, provider: None) -> tuple[Any, Any]:
-        opened = reveal(rows, to=Owner.CLIENT, label="logits (test)")
-        return opened, jnp.zeros(rows.shape[0], jnp.int32)
-
-
-OPENED: Any = Opened()
 
 
 def tokens_of(lane: int, step: int) -> list[int]:

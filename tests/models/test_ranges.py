@@ -26,7 +26,7 @@ from spu_llm.core.errors import InputError, RangeError
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
-from tests.tiny import tiny_params
+from tests.kit.models import tiny_params
 
 CONFIG = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
 
@@ -82,9 +82,7 @@ def test_a_model_within_its_ranges_is_served() -> None:
     ("scale", "name", "what"),
     [(10.0, "fc", "feed-forward inputs"), (30.0, "qkv", "attention scores")],
 )
-def test_a_model_beyond_its_ranges_is_refused_until_they_are_chosen(
-    scale: float, name: str, what: str
-) -> None:
+def test_a_model_beyond_its_ranges_is_refused(scale: float, name: str, what: str) -> None:
     params = params_with(scale, name)
     with pytest.raises(InputError, match=f"{what} can reach .* spu-llm calibrate") as caught:
         check_ranges(fold(params, CONFIG), CONFIG)

@@ -12,8 +12,8 @@ from models.family import logits
 from models.gpt2 import GPT2Config, init_params
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
+from tests.kit.paths import SHIPPED
 
-SHIPPED = Path(__file__).resolve().parents[2] / "models" / "shipped"
 TEXT = 'def read_config(path):\n    """Größe: 3 µm → 漢字 🙂"""\n\treturn open(path)\n'
 
 

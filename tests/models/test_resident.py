@@ -16,7 +16,7 @@ from models.family import ModelConfig, family_of, weight_shapes
 from models.resident import digest, mapped, place
 from models.split import Split
 from spu_llm.core.errors import InputError
-from tests.tiny import LLAMA, PRIVATE, tiny_params
+from tests.kit.models import LLAMA, PRIVATE, tiny_params
 
 
 @pytest.fixture(params=[PRIVATE, LLAMA], ids=["gpt2", "llama"])
@@ -66,7 +66,7 @@ def test_another_process_maps_them_and_nobody_changes_them(placed: tuple[ModelCo
     assert done.stdout.split()[0] == first.tobytes()[:4].hex()
 
 
-def test_weights_whose_activations_may_leave_their_ranges_are_refused() -> None:
+def test_weights_that_may_leave_their_ranges_are_refused() -> None:
     params = jax.tree.map(lambda w: w * 1000, tiny_params(PRIVATE, 1))
     with pytest.raises(InputError, match="cannot be served"):
         place(params, PRIVATE)

@@ -8,7 +8,7 @@ import pytest
 
 from models.family import ModelConfig, logits
 from models.scoring import Scorer
-from tests.tiny import LLAMA, PRIVATE, tiny_params
+from tests.kit.models import LLAMA, PRIVATE, tiny_params
 
 
 @pytest.mark.parametrize("config", [PRIVATE, LLAMA], ids=["gpt2", "llama"])

@@ -24,8 +24,8 @@ from models.importing import directory as importing
 from models.importing.run import import_model
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
-from tests.models.test_hf import assert_same
-from tests.tiny import LLAMA, save_tokenizer, tiny_params
+from tests.kit.models import LLAMA, save_tokenizer, tiny_params
+from tests.models.checkpoints import assert_same
 
 PARAMS = tiny_params(LLAMA, 2)
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]

@@ -15,8 +15,8 @@ from spu_llm.systems.watermark.embedding import Embedder
 from spu_llm.systems.watermark.keys import Scheme
 from spu_llm.systems.watermark.sampler import Drawn
 from spu_llm.systems.watermark.units import TokenUnits
-from tests.tiny import save_tokenizer
-from tests.watermark.chains import key_of
+from tests.kit.models import save_tokenizer
+from tests.systems.watermark.chains import key_of
 
 IM_END = "<|im_end|>"
 
@@ -59,7 +59,7 @@ def test_a_special_token_that_is_spelled_out_stops_as_text(tokenizer: Tokenizer)
     assert emitted(tokenizer, [IM_END], spelled)[:3] == ("stop", "a", "a")
 
 
-def test_text_that_waited_for_a_stop_is_shown_before_a_special_token(tokenizer: Tokenizer) -> None:
+def test_text_that_waited_for_a_stop_is_shown_before_a_token(tokenizer: Tokenizer) -> None:
     tokens = [*tokenizer.encode("alp"), tokenizer.special_tokens[IM_END]]
     assert emitted(tokenizer, ["lpx", IM_END], tokens)[:3] == ("stop", "alp", "alp")
 

@@ -16,7 +16,7 @@ from models.chat import Template
 from models.text_format import TextFormat
 from models.tokenizer import END_OF_TEXT, Tokenizer
 from spu_llm.core.errors import InputError
-from tests.tiny import save_tokenizer
+from tests.kit.models import save_tokenizer
 
 TEXT = "def read(path):\n    return path"
 Content = dict[str, Any]

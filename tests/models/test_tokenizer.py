@@ -12,13 +12,14 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, processors
 
 from models.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
 from spu_llm.api.texts import encoded
 from spu_llm.core.errors import InputError
+from tests.kit.paths import SHIPPED
+from tests.models.tokenizers_of import sentencepiece
 
-SHIPPED = Path(__file__).resolve().parents[2] / "models" / "shipped"
 TOKENIZER = Tokenizer.load(SHIPPED / "private")
 LIBRARY = tokenizers.Tokenizer.from_file(str(SHIPPED / "private" / "tokenizer.json"))
 EXAMPLES = settings(max_examples=200, deadline=None, derandomize=True)
@@ -302,39 +303,6 @@ def test_directory_missing(tmp_path: Path) -> None:
 # ---- SentencePiece's kind, as LLaMA has it
 
 
-def sentencepiece(kind: str) -> tokenizers.Tokenizer:
-    """Letters, six merges, and a byte for whatever else: what `transformers` makes of LLaMA's
-    first tokenizer, or one with `Metaspace` in place of normalizer and decoders.
-    """
-    merges = [("▁", "h"), ("e", "l"), ("l", "o"), ("▁h", "el"), ("▁", "w"), ("o", "r")]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    tokens += ["▁", *"abcdehlorw", *(a + b for a, b in merges)]
-    vocab = {token: number for number, token in enumerate(tokens)}
-    found = tokenizers.Tokenizer(
-        models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
-    found.add_special_tokens(["<unk>", "<s>", "</s>"])
-    if kind == "metaspace":
-        found.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-        found.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    else:
-        found.normalizer = normalizers.Sequence(
-            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        )
-        found.decoder = decoders.Sequence(
-            [
-                decoders.Replace("▁", " "),
-                decoders.ByteFallback(),
-                decoders.Fuse(),
-                decoders.Strip(" ", 1, 0),
-            ]
-        )
-    found.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
-    )
-    return found
-
-
 def load(directory: Path, library: tokenizers.Tokenizer, **files: Any) -> Tokenizer:
     """With the content of further files beside it."""
     library.save(str(directory / "tokenizer.json"))
@@ -363,7 +331,7 @@ def test_sentencepiece_decodes_what_it_encodes(both: Any, text: str, chunks: lis
     assert "".join(pushes) == ours.decode(ids) and rest == ""
 
 
-def test_a_sentencepiece_stream_goes_on_within_words_and_characters(both: Any) -> None:
+def test_a_sentencepiece_stream_goes_on_within_words(both: Any) -> None:
     _, ours = both
     ids = ours.encode("hello wé")[1:]
     pushes, rest = stream(ids, [1] * len(ids), ours)

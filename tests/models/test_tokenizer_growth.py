@@ -13,7 +13,7 @@ from models.importing.pre_tokenizers import BY_NAME
 from models.tokenizer import Tokenizer
 from models.tokenizer_growth import check_growth
 from spu_llm.core.errors import InputError
-from tests.tiny import save_tokenizer
+from tests.kit.models import save_tokenizer
 
 PATH = Path("it")
 

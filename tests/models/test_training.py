@@ -18,6 +18,7 @@ from models.training import corpus, evaluate, snippets
 from models.training.bpe import train_tokenizer, write_tokenizer
 from models.training.optimise import Loss, Schedule, cross_entropy, distillation, fit
 from spu_llm.core.errors import InputError
+from tests.models.training_figures import FIGURES
 
 TEXT = "import os\n\n\n" + "".join(
     f'def f{i}(x):\n    """Add {i}."""\n    return x + {i}\n\n\n' for i in range(40)
@@ -189,22 +190,6 @@ def test_compare(tokenizer: Tokenizer) -> None:
     assert count > 0 and p == q and alpha == pytest.approx(1) and agreement == 1
     _, p, q, alpha, _ = evaluate.compare(tokenizer, private, public, [TEXT])
     assert 0 < alpha < 1 and p.perplexity > 1 and q.bits_per_byte > 0
-
-
-FIGURES = evaluate.Evaluation(
-    38003,
-    evaluate.Fit(42.746, 1.7214),
-    evaluate.Fit(58.4, 1.9),
-    acceptance=0.7377,
-    argmax_agreement=0.8,
-    expected_tokens_per_step=[2.68, 3.2, 3.476, 3.63],
-    simulated=[
-        evaluate.Speed(t, n, n / 2 + t, 0.5)
-        for t in evaluate.TEMPERATURES
-        for n in evaluate.DRAFT_LENGTHS
-    ],
-    samples={"0.7": " pass"},
-)
 
 
 def test_an_evaluation_is_written_with_its_machine(

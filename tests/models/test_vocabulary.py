@@ -25,7 +25,7 @@ from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.watermark.model_sampler import ModelSampler
-from tests.tiny import LLAMA, VOCAB, make_pair, save_tokenizer, tiny_params
+from tests.kit.models import LLAMA, VOCAB, make_pair, save_tokenizer, tiny_params
 
 PROMPT = [40, 41, 42, 43]
 

@@ -22,7 +22,7 @@ from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.net.stream import TcpStream, accept, connect, listen
 from spu_llm.net.worker_side import Loopback
-from tests.patience import SOON_S, eventually
+from tests.kit.patience import SOON_S, eventually
 
 
 def read_all(sock: socket.socket, nbytes: int | None = None) -> bytes:

@@ -11,7 +11,7 @@ from spu_llm.core.errors import PeerError, WireError
 from spu_llm.net.control import BYE_WAIT_S, Bye, Control
 from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
 from spu_llm.net.shaping import NetworkShape
-from tests.patience import SOON_S, eventually
+from tests.kit.patience import SOON_S, eventually
 
 from .conftest import Bench, opened, read_all
 

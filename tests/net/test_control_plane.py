@@ -40,7 +40,8 @@ from spu_llm.net.control_plane import (
 from spu_llm.net.frames import PREAMBLE
 from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.stream import TcpStream
-from tests.patience import SOON_S, eventually
+from tests.kit.paths import ROOT
+from tests.kit.patience import SOON_S, eventually
 
 from .conftest import Bench
 
@@ -179,7 +180,7 @@ def test_a_document_may_be_refused(provider: Provider) -> None:
         ask_for_format(provider.connect(), 0, 5, ASK_S)
 
 
-def test_a_provider_that_has_no_such_call_is_of_an_older_version(
+def test_a_provider_without_the_call_is_of_an_older_version(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_plane, "_TEXT_FORMAT", f"/{control_plane.SERVICE}/Unheard")
@@ -314,7 +315,7 @@ def test_connections_leave_nothing(provider: Provider) -> None:
 
 def test_the_messages_are_those_of_their_description(tmp_path: Path) -> None:
     """`make proto` would change nothing."""
-    root = Path(__file__).parents[2]
+    root = ROOT
     subprocess.run(
         [
             sys.executable,

@@ -18,14 +18,14 @@ from spu_llm.net.crowd import Crowd, origin_of
 from spu_llm.net.entrance import Entrance, Met
 from spu_llm.net.identity import CERTIFICATE, KEY, Identity
 from spu_llm.net.stream import Metered, TcpStream, listen
-from tests.patience import SOON_S, eventually
+from tests.kit.patience import SOON_S, eventually
 
 from .conftest import Bench
 
 HERE = "127.0.0.1"
 
 
-def test_whoever_comes_gets_the_place_of_the_first_of_those_who_hold_most() -> None:
+def test_who_comes_gets_the_place_of_who_holds_most() -> None:
     crowd = Crowd[int](4)
     assert [crowd.enter(i, group) for i, group in enumerate("aabb")] == [None] * 4
     assert crowd.enter(4, "c") == 0  # a and b hold two each, a came first
@@ -259,9 +259,7 @@ def test_another_identity_holds_for_whoever_comes_then(
         stream.close()
 
 
-def test_an_identity_is_what_was_read_not_what_the_files_hold_by_now(
-    folders: Path, tmp_path: Path
-) -> None:
+def test_an_identity_is_what_was_read_not_what_files_hold(folders: Path, tmp_path: Path) -> None:
     """Also when a key has been written already whose certificate has not."""
     own = tmp_path / "own"
     identity.make(own, "server.example", 30)

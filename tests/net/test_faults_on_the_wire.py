@@ -25,8 +25,8 @@ from spu_llm.net.identity import CERTIFICATE, Identity
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import accept, connect, listen
-from tests.patience import eventually
-from tests.wire import DEEDS, DELAY_S, FATAL, SIDES, Fault, FaultyWire
+from tests.kit.faulty_wire import DEEDS, DELAY_S, FATAL, SIDES, Fault, FaultyWire
+from tests.kit.patience import eventually
 
 from .conftest import Worker, as_server, opened
 

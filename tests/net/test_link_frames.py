@@ -16,7 +16,7 @@ from spu_llm.net.link_frames import MAX_BODY, LinkFrames
 from spu_llm.net.worker_side import Loopback
 from spu_llm.service.programs import doors
 from spu_llm.systems.decoding.records import COMPLETION
-from tests.patience import SOON_S
+from tests.kit.patience import SOON_S
 
 from .conftest import Bench, echo, opened, read_all
 

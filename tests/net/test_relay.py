@@ -15,7 +15,7 @@ from spu_llm.net import relay as relay_module
 from spu_llm.net.control import SILENCE_S, Control
 from spu_llm.net.frames import PREAMBLE, Frame, Kind, StreamType, encode
 from spu_llm.net.relay import MAX_STREAMS
-from tests.patience import SOON_S, eventually
+from tests.kit.patience import SOON_S, eventually
 
 from .conftest import Bench, echo, opened, read_all
 

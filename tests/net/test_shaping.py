@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from spu_llm.net.shaping import NETWORKS, NetworkShape, Shaper
-from tests.patience import RUN_S, eventually
+from tests.kit.patience import RUN_S, eventually
 
 from .conftest import Bench, opened, read_all
 

@@ -10,7 +10,7 @@ import pytest
 
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net.stream import accept, connect, listen
-from tests.patience import SOON_S
+from tests.kit.patience import SOON_S
 
 from .conftest import Bench
 

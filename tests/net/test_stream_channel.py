@@ -26,7 +26,7 @@ from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream
 from spu_llm.net.stream_channel import MAX_MESSAGE, NUMBER_BYTES, Channels, StreamChannel
 from spu_llm.net.worker_side import Loopback
-from tests.patience import SOON_S, eventually
+from tests.kit.patience import SOON_S, eventually
 
 from .conftest import Bench, as_server
 

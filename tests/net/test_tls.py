@@ -24,7 +24,7 @@ from spu_llm.net import tls
 from spu_llm.net.frames import PREAMBLE
 from spu_llm.net.identity import CERTIFICATE, KEY, Identity
 from spu_llm.net.stream import TcpStream
-from tests.patience import SOON_S
+from tests.kit.patience import SOON_S
 
 from .conftest import as_server
 

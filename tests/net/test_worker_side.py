@@ -15,7 +15,7 @@ import pytest
 from spu_llm.net import worker_side
 from spu_llm.net.frames import StreamType
 from spu_llm.net.worker_side import Apart, Loopback
-from tests.patience import SOON_S
+from tests.kit.patience import SOON_S
 
 # A worker that answers on its port, says what it has of a network, and calls its peer when told to.
 WORKER = """

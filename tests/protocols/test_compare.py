@@ -121,7 +121,7 @@ def test_gates_mean_what_they_say(root: bool) -> None:
             assert found == expected[: len(found)]
 
 
-def test_sums_of_products_of_masks_are_those_that_the_polynomials_need() -> None:
+def test_sums_of_mask_products_are_what_polynomials_need() -> None:
     """The prepared correlation against a direct sum of products; nobody gets one for free that
     involves the other's mask."""
     for gate in (leaf(False), leaf(True), node(4, False), node(3, True), all_of(5), MIXED):
@@ -234,7 +234,7 @@ def test_few_values_take_the_fewest_rounds() -> None:
 
 
 @pytest.mark.parametrize("bits", [3, 11, 17, 23, 26, 31, 63])
-def test_more_values_never_take_fewer_rounds_nor_more_products_each(bits: int) -> None:
+def test_more_values_never_take_fewer_rounds(bits: int) -> None:
     """What is chosen is the cheapest tree of all, by the price that is stated."""
     digits, depths, each = (bits + 1) // 2, [], []
     for rows in (1, 640, 6_400, 64_000, 640_000):

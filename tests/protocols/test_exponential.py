@@ -33,7 +33,7 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import ROWS, Case, OpContract, distinguish, reconstruct_words, run_op
 from spu_llm.testing.broken import BrokenParty
-from tests.protocols.test_correlations import check, made
+from tests.protocols.made_correlations import check, made
 
 UNIT = 2**FRAC_BITS
 EDGE = REACH * UNIT  # exp(-EDGE units) is the first zero

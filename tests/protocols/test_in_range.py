@@ -91,9 +91,7 @@ def test_a_count_of_zero_lets_results_pass(simulation: Simulation) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 2**20, 2**31 - 1])
-def test_any_other_count_ends_both_before_anything_else_is_opened(
-    simulation: Simulation, count: int
-) -> None:
+def test_any_other_count_ends_both_before_an_opening(simulation: Simulation, count: int) -> None:
     """But a bit a site, to the client."""
     for found, opened in simulation.run(_session(0, count)):
         assert isinstance(found, RangeError) and "left the ranges" in str(found)

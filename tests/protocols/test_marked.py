@@ -15,9 +15,9 @@ from protocols.verification.variants import functionality, verifier
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.runtime.simulation import Simulation
-from tests.protocols.test_race import expected
+from tests.protocols.races import expected
 from tests.protocols.verifying import follows, two_parties
-from tests.watermark.chains import FALSE_ALARM, NEXT, START, Chain, p_value
+from tests.systems.watermark.chains import FALSE_ALARM, NEXT, START, Chain, p_value
 
 RNG = np.random.default_rng(5)
 STREAMS = Streams(Prg.from_seed(0, "unused"), Prg.from_seed(0, "unused"))

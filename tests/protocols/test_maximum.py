@@ -17,7 +17,7 @@ from spu_llm.core.values import CLIENT
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import Case, reconstruct_words, run_op
 from tests.protocols.composed import ComposedContract
-from tests.protocols.test_correlations import check, made
+from tests.protocols.made_correlations import check, made
 
 BITS = 26
 HALF = 2 ** (BITS - 2)  # differences of words in [-HALF, HALF) fit BITS bits

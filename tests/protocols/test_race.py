@@ -11,17 +11,10 @@ from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.race import ClientInput, Race
 from spu_llm.core.prg import Prg
 from spu_llm.runtime.simulation import Simulation
+from tests.protocols.races import expected
 from tests.protocols.verifying import chi_square_p, follows, of_one_lane, two_parties
 
 RNG = np.random.default_rng(3)
-
-
-def expected(rows: np.ndarray, drafts: np.ndarray) -> tuple[int, int]:
-    winners = rows.argmax(axis=-1)
-    k = 0
-    while k < len(drafts) and winners[k] == drafts[k]:
-        k += 1
-    return k, int(winners[k])
 
 
 @pytest.mark.parametrize("name", ["race", "race hidden"])

@@ -236,7 +236,7 @@ def test_each_party_brings_its_own_randomness() -> None:
     assert words.dtype == np.int32 and len(set(words.tolist())) == words.size == 25
 
 
-def test_draws_with_the_randomness_of_both_follow_the_private_model() -> None:
+def test_draws_with_both_randomness_follow_the_model() -> None:
     """Chi-square of the first token of 4,000 plaintext steps with everything that parties bring
     made by the verifier itself, false-alarm rate 1e-6; one word for both levels must fail.
     """

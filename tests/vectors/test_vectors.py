@@ -126,7 +126,7 @@ def test_a_flipped_bit_is_noticed(op: str) -> None:
     assert tried >= 2
 
 
-def test_a_result_that_both_parties_agree_on_but_is_wrong_is_noticed() -> None:
+def test_a_wrong_result_that_both_agree_on_is_noticed() -> None:
     case = copy.deepcopy(load("multiply")["cases"][0])
     share = case["calls"][0]["outputs"][0]
     share["client"] = _flipped(share["client"])

@@ -42,7 +42,7 @@ other one is the product less it, with the error above: as if a dealer had let a
 choose its share. So whatever hides a result hides it by the other party's share, which a party
 knows as little of as of the other one's mask.
 
-Conditions, each with a test (tests/core/test_packed_conditions.py):
+Conditions, each with a test (tests/offline/test_packed_conditions.py):
   - p and every a come from strings that neither party chooses, one of its own for everything that
     is encrypted: two ciphertexts under one a differ by what they hold, and p = 0 would show c0.
   - s' is fresh for every answer.

@@ -4,7 +4,7 @@ A coefficient is a word (uint64) modulo 2^64, else two, the low one first. Float
 (`spu_llm.offline.rlwe`) multiply polynomials by their *limbs*: digits of 22 bits, or 18 for 2^90,
 balanced around zero. Rounding makes sums of such products exact as long as they are not too
 many: their error has a standard deviation of 0.001 (terms)^(1/2), so MAX_TERMS are rounded at once
-(tests/core/test_packed_ring.py measures the margin).
+(tests/offline/test_packed_ring.py measures the margin).
 
 Parameters: N = 8192, log q = 128 at most, uniform ternary secrets, centred binomial noise of
 standard deviation 3.24. The homomorphic encryption standard (homomorphicencryption.org, 2018, table

@@ -32,7 +32,7 @@ with the public p. They are uniform to it by the same assumption and say nothing
 a client tells the provider which of its hints it has kept: whether it was here before. Digests of
 hints tell the client nothing of which matrices two models or versions share (`silent.store`).
 
-Conditions, each with a test (tests/core/test_silent_conditions.py):
+Conditions, each with a test (tests/offline/test_silent_conditions.py):
   - a_j and p come from strings that neither party chooses: p = 0 would show A.
   - One a_j serves one input of one matrix under one s. Inputs of several matrices are one matrix.
   - u_o belongs to one output, matrix and version of the weights (`hint.Secrets`): two hints with
@@ -56,7 +56,7 @@ Gaps, stated:
     is opened to it: a little at a time where that is tokens, wholesale where it is rows
     (`split --mode mpc`). There one P + c of a client adds c times coefficient i of every u_o to row
     i of the last product, and the N rows under that key show the u_o of all its outputs at once:
-    what masks them in the hint (tests/core/test_silent_conditions.py). What is left there, A_o +
+    what masks them in the hint (tests/offline/test_silent_conditions.py). What is left there, A_o +
     e'_o, are linear equations in W's column alone, solved at once where W has few inputs, by
     lattices where it has many. For W that is no new kind of gap: a client may send wrong x, too,
     and a row that is opened then shows one of W.

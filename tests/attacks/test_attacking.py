@@ -1,0 +1,52 @@
+"""`spu-llm attack` as a process, against a real vault of a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit.pair import Pair
+from tests.kit.patience import RUN_S
+from tests.kit.processes import Start
+
+
+def test_an_attack_on_a_real_vault_reports_and_leaves_nothing(
+    start: Start, pair: Pair, tmp_path: Path
+) -> None:
+    found = start(
+        "attack",
+        "recompute",
+        "--mode",
+        "vault",
+        "--model",
+        str(pair.private),
+        "--prompts",
+        "3",
+        "--json",
+        "a.json",
+    )
+    assert found.wait(RUN_S) == 0, found.stderr
+    outcomes = json.loads((tmp_path / "a.json").read_text())["outcomes"]
+    assert len(outcomes) == len(found.stdout.splitlines()) == 6
+    for outcome in outcomes:
+        assert outcome["tries"] == 3 and outcome["successes"] >= 2, outcome
+        assert not outcome["at_chance"]
+    found.assert_gone(2.0)
+
+
+BAD = {
+    "name": (["nobody", "--mode", "vault"], "choose from layer0, recompute, length"),
+    "mode": (["layer0", "--mode", "here"], "one of vault, published, repaired, two-party"),
+    "no sense": (["rank", "--mode", "two-party"], "an attack on published, repaired; on two-party"),
+    "prompts": (["layer0", "--mode", "vault", "--prompts", "1"], "--prompts must be 2 to"),
+    "too many": (["length", "--mode", "vault", "--prompts", "999"], "held-out text has"),
+    "seed": (["layer0", "--mode", "vault", "--seed", "-1"], "--seed must be 0 or more"),
+    "folder": (["layer0", "--mode", "vault", "--model", "nowhere"], "nowhere"),
+}
+
+
+@pytest.mark.parametrize("options,words", BAD.values(), ids=list(BAD))
+def test_bad_input_is_one_line(start: Start, options: list[str], words: str) -> None:
+    start("attack", *options).assert_failed(2, words, within_s=RUN_S)
