@@ -21,8 +21,8 @@ def reference() -> str:
         "",
         "Made from the command line itself by `python -m spu_llm.app.reference`. Every command has "
         "`--help` and",
-        "`--debug`; every option may stand in a file (`--config`, [serving](../how-to/serve-a-model.md)). "
-        "`bench` and `experiment`",
+        "`--debug`; every option may stand in a file (`--config`, "
+        "[serving](../how-to/serve-a-model.md)). `bench` and `experiment`",
         "are in [measuring](../how-to/measure.md).",
     ]
     for name, help_, command in _commands(parser):
