@@ -50,15 +50,15 @@ def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
         for y, system in enumerate(systems):
             color = WAYS[system][1]
             chosen = choose(records, system)
-            found = [[figure(r, unit) / scale for r in chosen] for figure in FIGURES.values()]
-            inner, outer = map(statistics.median, found)
+            heights = [[figure(r, unit) / scale for r in chosen] for figure in FIGURES.values()]
+            inner, outer = map(statistics.median, heights)
             panel.barh(y, inner, 0.62, color=color)
             panel.barh(
                 y, outer - inner, 0.62, left=inner, color="white", edgecolor=color, hatch="////"
             )
             lines, right = [], outer
             for values, word, edge in zip(
-                found, ("online", "in all"), (y - 0.37, y + 0.37), strict=True
+                heights, ("online", "in all"), (y - 0.37, y + 0.37), strict=True
             ):
                 text = f"{_figure(statistics.median(values))} {word}"
                 if unit == "seconds":

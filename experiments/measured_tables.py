@@ -159,8 +159,8 @@ def _of_passes(name: str, passes: Sequence[dict[str, Any]]) -> list[str]:
 
 def _fastest(row: dict[str, Any]) -> dict[str, Any]:
     """Return the fastest of SPU's own ways."""
-    found: dict[str, Any] = min(row["stock"], key=lambda way: way["seconds"])
-    return found
+    fastest: dict[str, Any] = min(row["stock"], key=lambda way: way["seconds"])
+    return fastest
 
 
 def _seconds(row: dict[str, Any]) -> str:

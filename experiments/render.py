@@ -84,10 +84,10 @@ def studies() -> dict[str, dict[str, Any]]:
 
 def main_study() -> tuple[dict[str, Any], str]:
     """Return all runs together, and the name of the file that the headline's are in."""
-    found = studies()
-    together = {"runs": [run for data in found.values() for run in data["runs"]]}
+    known = studies()
+    together = {"runs": [run for data in known.values() for run in data["runs"]]}
     group = headline.main_group(together)
-    name = next(name for name, data in found.items() if group in completions_report.groups(data))
+    name = next(name for name, data in known.items() if group in completions_report.groups(data))
     return together, name
 
 

@@ -122,7 +122,7 @@ def measure(model: Path, network: str, repeat: int, tokens: int) -> dict[str, An
 
 def table(result: dict[str, Any]) -> str:
     rows = [
-        [network, *row] for network, found in result["networks"].items() for row in _rows(found)
+        [network, *row] for network, steps in result["networks"].items() for row in _rows(steps)
     ]
     heads = (
         "network",
@@ -135,21 +135,21 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(report.table(heads, rows))
 
 
-def _rows(found: dict[str, Any]) -> list[list[str]]:
+def _rows(steps: dict[str, Any]) -> list[list[str]]:
     rows = []
     for mode in MODES:
-        runs = [run for run in found["runs"] if run["mode"] == mode]
+        runs = [run for run in steps["runs"] if run["mode"] == mode]
         spread = f"{min(r['step_s'] for r in runs):.3f} to {max(r['step_s'] for r in runs):.3f}"
         beside = (
             [
-                report.three(found["added"][mode]),
-                report.three(found["start_s"][mode]),
+                report.three(steps["added"][mode]),
+                report.three(steps["start_s"][mode]),
                 f"{1e3 * statistics.median(r['open_s'] for r in runs):.0f} ms",
             ]
-            if mode in found["added"]
+            if mode in steps["added"]
             else ["1", "-", "-"]
         )
-        rows.append([mode, f"{found['step_s'][mode]:.3f} s ({spread})", *beside])
+        rows.append([mode, f"{steps['step_s'][mode]:.3f} s ({spread})", *beside])
     return rows
 
 

@@ -110,12 +110,12 @@ class Runs:
     wrong: int = 0
     largest_error: float = 0.0
 
-    def check(self, found: np.ndarray) -> None:
+    def check(self, result: np.ndarray) -> None:
         """Compare a result with what is wanted."""
         assert self.wanted is not None
-        self.wrong += wrong(found, self.wanted, self.bits, self.slack, self.error)
+        self.wrong += wrong(result, self.wanted, self.bits, self.slack, self.error)
         if self.error:
-            off = np.max(np.abs(found - self.wanted), initial=0.0)
+            off = np.max(np.abs(result - self.wanted), initial=0.0)
             self.largest_error = max(self.largest_error, float(off))
 
     def add(self, cost: dict[str, Any], *memory: Sequence[int]) -> None:
@@ -303,10 +303,10 @@ def measure(
     request.chosen()
     outcome, agreed = run_study(PROGRAM, model, request, network=network)
     rows, first = (outcome.result[name] for name in ("rows", "memory_after_warm_up"))
-    found = [text for row in rows for text in op_report.failures(row, network)]
+    failures = [text for row in rows for text in op_report.failures(row, network)]
     return {
-        "passed": not found,
-        "failures": found,
+        "passed": not failures,
+        "failures": failures,
         "notes": [text for row in rows for text in op_report.notes(row, first)],
         "network": network,
         "repeat": repeat,

@@ -494,21 +494,21 @@ def choose(names: Sequence[str], sizes: Sequence[int] | None) -> list[tuple[OpCa
     return chosen
 
 
-def wrong(found: np.ndarray, wanted: np.ndarray, bits: int, slack: int, error: float = 0.0) -> int:
+def wrong(result: np.ndarray, wanted: np.ndarray, bits: int, slack: int, error: float = 0.0) -> int:
     """Return how many values are not as wanted.
 
     Integers may differ by `slack` mod 2^bits; fixed-point numbers by `slack` and two units of the
     ring and a float32's rounding, and by `error` as in `OpCase`.
     """
-    if found.shape != wanted.shape:
+    if result.shape != wanted.shape:
         return wanted.size
-    if found.dtype == np.bool_:
-        return int(np.sum(found != wanted))
-    if np.issubdtype(found.dtype, np.floating):
+    if result.dtype == np.bool_:
+        return int(np.sum(result != wanted))
+    if np.issubdtype(result.dtype, np.floating):
         allowed = (2 + slack) * 2.0**-FRAC_BITS + np.abs(wanted) * 2.0**-23
         allowed += error * np.maximum(1, np.abs(wanted)) if error else 0
-        return int(np.sum(~(np.abs(found.astype(np.float64) - wanted) <= allowed)))
-    difference = found.astype(np.int64).view(np.uint64) - wanted.astype(np.int64).view(np.uint64)
+        return int(np.sum(~(np.abs(result.astype(np.float64) - wanted) <= allowed)))
+    difference = result.astype(np.int64).view(np.uint64) - wanted.astype(np.int64).view(np.uint64)
     spare = np.uint64(64 - bits)
     signed = (difference << spare).view(np.int64) >> spare.astype(np.int64)
     return int(np.sum(np.abs(signed) > slack))

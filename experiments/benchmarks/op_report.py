@@ -34,15 +34,15 @@ def ratios(ours: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | Non
 def failures(row: dict[str, Any], network: str) -> list[str]:
     """Return what is not as it should be in one row."""
     where = f"{row['op']}, {row['size']} {row['unit']}, {network}"
-    found = [
+    reasons = [
         f"{where}: {runs.get('way', 'ours')}: {runs['wrong']} of {1 + len(runs['runs'])} x "
         f"{row['values']} values are wrong"
         for runs in (row["ours"], *row["stock"])
         if runs["wrong"]
     ]
     if not row["ours"]["as_priced"]:
-        found.append(f"{where}: bytes or messages other than the op's price")
-    return found
+        reasons.append(f"{where}: bytes or messages other than the op's price")
+    return reasons
 
 
 def notes(row: dict[str, Any], first: dict[str, int]) -> list[str]:
@@ -59,8 +59,8 @@ def notes(row: dict[str, Any], first: dict[str, int]) -> list[str]:
 def only(result: dict[str, Any], ops: Sequence[str]) -> dict[str, Any]:
     """Return one network's result with the rows of these ops alone, and notes of them."""
     rows = [row for row in result["rows"] if row["op"] in ops]
-    found = [text for row in rows for text in notes(row, result["memory_after_warm_up"])]
-    return result | {"rows": rows, "notes": found}
+    remarks = [text for row in rows for text in notes(row, result["memory_after_warm_up"])]
+    return result | {"rows": rows, "notes": remarks}
 
 
 def ways(row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -314,8 +314,8 @@ def grouped(material: dict[str, Any]) -> dict[str, Any]:
     return {kind: measured.summed(costs) for kind, costs in kinds.items()}
 
 
-def _parts(found: dict[str, Any], name: str) -> list[str]:
-    rows = sorted(found.items(), key=lambda item: -both_ways(item[1]))
+def _parts(costs: dict[str, Any], name: str) -> list[str]:
+    rows = sorted(costs.items(), key=lambda item: -both_ways(item[1]))
     return report.table(
         (name, "seconds", "MB"),
         [(part, f"{cost['seconds']:.2f}", f"{both_ways(cost) / 1e6:.2f}") for part, cost in rows],

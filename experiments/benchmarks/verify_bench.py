@@ -174,7 +174,7 @@ class VerifyBench(Bench):
         given = shared(session.rank, words, seed=count)
         del words
         runs = Runs(function_of(chosen, exact))
-        found: list[str] = []
+        mistakes: list[str] = []
 
         def once(number: int) -> list[Any]:
             step = session.local(CLIENT, Step.drafted, chosen, logits, exact, number)
@@ -183,7 +183,7 @@ class VerifyBench(Bench):
             seen = jax.tree.map(session.get, outcome[0])
             if step is not None and number:
                 wrong = verify_data.mistakes(step, seen)
-                found.extend(f"run {number}: {text}" for text in wrong)
+                mistakes.extend(f"run {number}: {text}" for text in wrong)
                 runs.wrong += bool(wrong)
             return [given, *inputs]
 
@@ -206,7 +206,7 @@ class VerifyBench(Bench):
                 "offline": self._ahead(runs.demand),
                 "units": {n.correlation.name: n.units for n in needs},
                 "stored_bytes": sum(8 * n.correlation.words * n.units for n in needs),
-                "mistakes": found,
+                "mistakes": mistakes,
             }
         )
 
@@ -283,8 +283,8 @@ def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
 
     def verify(*of_lane: Any) -> Any:
         lanes = jax.tree.map(lambda x: x[None], of_lane)
-        found = from_weights(*lanes) if exact else chosen.verify(*lanes)
-        return jax.tree.map(lambda x: x[0], found)
+        verified = from_weights(*lanes) if exact else chosen.verify(*lanes)
+        return jax.tree.map(lambda x: x[0], verified)
 
     owners = (Owner.JOINT, Owner.CLIENT, Owner.PROVIDER)
     source = "probabilities" if exact else "logits"
@@ -325,10 +325,10 @@ def measure(
         | _ratios(row, of_length.get(row["draft_length"]))
         for row in result["rows"]
     ]
-    found = verify_report.failures(rows, blocks, network)
+    failures = verify_report.failures(rows, blocks, network)
     return {
-        "passed": not found,
-        "failures": found,
+        "passed": not failures,
+        "failures": failures,
         "network": network,
         "vocab": request.vocab,
         "repeat": request.repeat,

@@ -137,15 +137,15 @@ def decisions(step: Step, q: np.ndarray, r: np.ndarray) -> list[tuple[bool, bool
     q, r: integers [drafts], of the drafts alone.
     """
     widths = Widths.of_weights(step.logits.shape[1])
-    found = []
+    decided = []
     for i, draft in enumerate(step.drafts):
         w = step.weights(i)
         total, off = float(w.sum()), step.error * w.size
         factor = (2 * int(r[i]) + 1) * int(q[i])
         least, most = _bounds(float(w[draft]), step.error)
         low, high = (factor * z for z in _bounds(total, off))
-        found.append((low < most << widths.scale, high >= least << widths.scale))
-    return found
+        decided.append((low < most << widths.scale, high >= least << widths.scale))
+    return decided
 
 
 def _bounds(x: float, off: float) -> tuple[int, int]:
@@ -169,15 +169,15 @@ def _post_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
     q = step.client.q[each, step.drafts] if step.client.q.ndim == 2 else step.client.q
     may = decisions(step, q, step.client.r)
     rejected = np.asarray(outcome.rejected)
-    found = [
+    mistakes = [
         f"rejection bit {i} is {bool(bit)}"
         for i, bit in enumerate(rejected)
         if not may[i][int(bit)]
     ]
     off = np.abs(np.asarray(outcome.row, np.float64) * _UNIT - step.weights(k)).max()
     if off > step.error:
-        found.append(f"a weight of row {k} is off by {off:.1f} units")
-    return found + _stop_mistakes(step, k, may)
+        mistakes.append(f"a weight of row {k} is off by {off:.1f} units")
+    return mistakes + _stop_mistakes(step, k, may)
 
 
 def _token_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
@@ -187,7 +187,7 @@ def _token_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
     widths = Widths.of_weights(vocab)
     each = np.arange(count)
     r = (of_client.accept ^ of_provider.accept) & ((1 << widths.accept) - 1)
-    found = _stop_mistakes(step, k, decisions(step, step.client.q[each, step.drafts], r))
+    mistakes = _stop_mistakes(step, k, decisions(step, step.client.q[each, step.drafts], r))
     # max(0, W - Q Z / 2^draft), and by how much it may be off: by W, by Z, and by the truncation.
     w = step.weights(k)
     distribution = step.client.q[k] / 2.0**widths.draft
@@ -202,8 +202,8 @@ def _token_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
     within = slice(block * size, block * size + size)
     blocks = places(np.add.reduceat(rest, edges), np.add.reduceat(off, edges), u[0])
     if block not in blocks or place not in places(rest[within], off[within], u[1]):
-        found.append(f"token {outcome.token} is not where the draws fall")
-    return found
+        mistakes.append(f"token {outcome.token} is not where the draws fall")
+    return mistakes
 
 
 def places(weights: np.ndarray, off: np.ndarray, fraction: float) -> range:
@@ -221,11 +221,11 @@ def places(weights: np.ndarray, off: np.ndarray, fraction: float) -> range:
 def _race_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
     """Check that every emitted token wins its row, and that the rejected draft does not."""
     noise = step.provider if step.verifier.name == "marked" else step.client.noise
-    found = []
+    mistakes = []
     for i, emitted in enumerate([*step.drafts[:k], chosen]):
         row = step.logits[i] / _UNIT + noise[i]
         if row.max() - row[emitted] > NOISE_ERROR:
-            found.append(f"token {emitted} does not win row {i}")
+            mistakes.append(f"token {emitted} does not win row {i}")
     if k < len(step.drafts) and chosen == step.drafts[k]:
-        found.append(f"draft {k} is rejected, but wins")
-    return found
+        mistakes.append(f"draft {k} is rejected, but wins")
+    return mistakes

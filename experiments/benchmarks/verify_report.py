@@ -26,7 +26,7 @@ def failures(
     rows: Sequence[dict[str, Any]], blocks: Sequence[dict[str, Any]], network: str
 ) -> list[str]:
     """Return what is not as it should be."""
-    found = [
+    reasons = [
         f"{row['variant']} from {row['source']}, {row['draft_length']} drafts, {network}: {text}"
         for row in rows
         for text in row["mistakes"]
@@ -35,11 +35,11 @@ def failures(
         for name in ("norms", "slice"):
             for measured in (block["measured"], block["measured_local"]):
                 if not measured[name]["error"] < BLOCK_ERROR:
-                    found.append(
+                    reasons.append(
                         f"SPU's block, {block['draft_length']} drafts: {name}: off by "
                         f"{measured[name]['error']:.3f} standard deviations"
                     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(reasons))
 
 
 def criterion(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -125,13 +125,13 @@ def together(results: Sequence[dict[str, Any]]) -> list[str]:
 
 def _rows(result: dict[str, Any]) -> list[list[str]]:
     """Return, for each draft length, the rows of the block and of all variants, under `HEADS`."""
-    found = []
+    cells = []
     for count in dict.fromkeys(row["draft_length"] for row in result["rows"]):
         blocks = [block for block in result["blocks"] if block["draft_length"] == count]
         chosen = [row for row in result["rows"] if row["draft_length"] == count]
-        found += [_block_cells(block, result) for block in blocks]
-        found += [_cells(row, result) for row in chosen]
-    return found
+        cells += [_block_cells(block, result) for block in blocks]
+        cells += [_cells(row, result) for row in chosen]
+    return cells
 
 
 def _paper(result: dict[str, Any], count: int, name: str) -> str:
@@ -195,7 +195,7 @@ def _notes(result: dict[str, Any]) -> list[str]:
     if not result["blocks"]:
         return ["SPU's decoder block was not measured"]
     slices = result["blocks"][0]["slices"]
-    found = [
+    remarks = [
         f"SPU's decoder block, of LLaMA-7B's shape: norms + {slices} x (slice - norms) on the "
         f"local network, with a slice of 1/{slices} of heads and feed-forward, run once. What this "
         "network adds to the slice is added unscaled: a whole block takes longer. Bytes, messages "
@@ -203,12 +203,12 @@ def _notes(result: dict[str, Any]) -> list[str]:
     ]
     for one in result["criterion"]:
         holds = "holds" if one["holds"] else "does not hold"
-        found.append(
+        remarks.append(
             f"criterion, token from logits at most {SHARE} of SPU's block: "
             f"{one['draft_length']} drafts: {one['ratio']:.4f}: {holds} (with what is made ahead: "
             f"{one['ratio_with_offline']:.4f})"
         )
-    return found
+    return remarks
 
 
 # ---- the plot
@@ -233,9 +233,9 @@ def _bars(axes: Any, result: dict[str, Any]) -> None:
     strokes.
     """
     rows, blocks = result["rows"], result["blocks"]
-    found = {("block", "", block["draft_length"]): block for block in blocks}
-    found |= {(row["variant"], row["source"], row["draft_length"]): row for row in rows}
-    kinds = list(dict.fromkeys((name, source) for name, source, _ in found))
+    bars = {("block", "", block["draft_length"]): block for block in blocks}
+    bars |= {(row["variant"], row["source"], row["draft_length"]): row for row in rows}
+    kinds = list(dict.fromkeys((name, source) for name, source, _ in bars))
     lengths = list(dict.fromkeys(row["draft_length"] for row in rows))
     width = 0.8 / len(kinds)
     names = dict.fromkeys(name for name, _ in kinds if name != "block")
@@ -243,7 +243,7 @@ def _bars(axes: Any, result: dict[str, Any]) -> None:
     for i, (name, source) in enumerate(kinds):
         label = f"{name} from {source}" if source else "SPU's decoder block"
         places = [group + i * width for group in range(len(lengths))]
-        seconds = [found[name, source, count]["seconds"] for count in lengths]
+        seconds = [bars[name, source, count]["seconds"] for count in lengths]
         faint = 0.55 if source == "probabilities" else 1.0
         axes.bar(places, seconds, width, label=label, color=colors[name], alpha=faint)
     marks = [

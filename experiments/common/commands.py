@@ -82,12 +82,12 @@ def names(text: str) -> list[str]:
 
 def networks(text: str) -> list[str]:
     """Parse the value of an option: names of emulated networks with commas between them."""
-    found = text.split(",")
-    if unknown := [name for name in found if name not in NETWORKS]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in NETWORKS]:
         raise argparse.ArgumentTypeError(
             f"unknown network {unknown[0]!r}; choose from {', '.join(NETWORKS)}"
         )
-    return found
+    return names
 
 
 def private_model(options: argparse.Namespace) -> Path:
@@ -105,11 +105,11 @@ def prompt(options: argparse.Namespace) -> str:
     return getattr(options, "prompt", None) or PROMPT
 
 
-def check_range(option: str, found: int, least: int, most: int | None = None) -> None:
+def check_range(option: str, value: int, least: int, most: int | None = None) -> None:
     """Raise InputError unless what was found for an option is in its range."""
-    if found < least or (most is not None and found > most):
+    if value < least or (most is not None and value > most):
         allowed = f"at least {least}" if most is None else f"{least} to {most}"
-        raise InputError(f"{option} must be {allowed}, found {found}")
+        raise InputError(f"{option} must be {allowed}, found {value}")
 
 
 def check_folders(options: argparse.Namespace) -> None:
@@ -163,9 +163,9 @@ def earlier(path: Path | None, plan: Any) -> list[dict[str, Any]]:
     if path is None or not path.exists():
         return []
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        same = found["plan"] == json.loads(json.dumps(asdict(plan)))
-        rows: list[dict[str, Any]] = found["rows"]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        same = content["plan"] == json.loads(json.dumps(asdict(plan)))
+        rows: list[dict[str, Any]] = content["rows"]
     except (OSError, ValueError, KeyError, TypeError):
         same, rows = False, []
     if not same:
@@ -186,7 +186,7 @@ def resumed(
     """
     done, progress = earlier(options.json, plan), Progress()
     try:
-        return measure(progress.update, lambda found: write(options, found), done)
+        return measure(progress.update, lambda result: write(options, result), done)
     finally:
         progress.close()
 

@@ -72,9 +72,9 @@ def by_kind(entries: Sequence[Entry], steps: Sequence[Step], rank: int) -> dict[
             return kind_of(entry.scope, entry.name)
         return kind_of(_scope_of_run(next(works)), "")
 
-    found = grouped(entries, kind)
+    groups = grouped(entries, kind)
     assert next(works, None) is None, "an entry for each step of the plan"
-    return {kind: total(found[kind], rank) for kind in KINDS if kind in found}
+    return {kind: total(groups[kind], rank) for kind in KINDS if kind in groups}
 
 
 def _scope_of_run(run: Run) -> str:
@@ -90,8 +90,8 @@ def chains(calls: Sequence[Call], steps: Sequence[Step]) -> dict[str, int]:
     op's kind. Segments, whose chains SPU does not tell, are left out.
     """
     groups = [step.group for step in steps if isinstance(step, OpCall)]
-    found: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     for _, pairs in itertools.groupby(zip(groups, calls, strict=True), lambda pair: pair[0]):
         longest = max((call for _, call in pairs), key=lambda call: call.cost.rounds)
-        found[kind_of(longest.scope, longest.op)] += longest.cost.rounds
-    return found
+        counts[kind_of(longest.scope, longest.op)] += longest.cost.rounds
+    return counts

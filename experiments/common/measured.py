@@ -110,10 +110,10 @@ def make_second_batches(session: PartySession, demand: Demand) -> None:
 
 def grouped(entries: Iterable[Entry], name_of: Callable[[Entry], str]) -> dict[str, list[Entry]]:
     """Group entries by what `name_of` says of them, in order."""
-    found: dict[str, list[Entry]] = {}
+    groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        found.setdefault(name_of(entry), []).append(entry)
-    return found
+        groups.setdefault(name_of(entry), []).append(entry)
+    return groups
 
 
 def batches_made(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -129,20 +129,20 @@ def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict
     was made of are not there.
     """
     made = batches_made(entries)
-    found = {}
+    prices = {}
     for name, need in demand.correlations.items():
         if name in made:
             batches = made[name][1:] or made[name]
             part = need.units / (len(batches) * need.correlation.chunk)
             costs = total(batches, rank).items()
-            found[name] = {"units": need.units} | {k: part * n for k, n in costs}
-    return found
+            prices[name] = {"units": need.units} | {k: part * n for k, n in costs}
+    return prices
 
 
 def summed(costs: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Add up seconds, bytes by direction and sends of all costs."""
-    found = list(costs)
-    return {name: sum(cost[name] for cost in found) for name in FIGURES}
+    entries = list(costs)
+    return {name: sum(cost[name] for cost in entries) for name in FIGURES}
 
 
 def total(entries: Sequence[Entry], rank: int) -> dict[str, Any]:

@@ -19,8 +19,8 @@ NO_SECONDS = "load {:.1f} before, {:.1f} at the end (no seconds in it)"
 
 def load(name: str) -> dict[str, Any]:
     """Return the result `name`."""
-    found: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return result
 
 
 def origin(name: str) -> str:
@@ -73,15 +73,15 @@ def under_table(
     The load is by default that of quiet runs: jobs that wanted a core before they began. ValueError
     unless all is of one commit and one machine.
     """
-    found = list(machines)
-    made = {(m["commit"], m["cores"], round(m["memory_gib"])) for m in found}
+    several = list(machines)
+    made = {(m["commit"], m["cores"], round(m["memory_gib"])) for m in several}
     if len(made) != 1:
         raise ValueError(f"one table, several commits or machines: {sorted(made)}")
     commit, cores, memory = made.pop()
-    days = sorted({m["date"][:10] for m in found})
+    days = sorted({m["date"][:10] for m in several})
     day = " to ".join(sorted({days[0], days[-1]}))
     if not load_text:
-        before = [m["load"][0] for m in found]
+        before = [m["load"][0] for m in several]
         ends = " to ".join(f"{x:.2f}" for x in sorted({min(before), max(before)}))
         load_text = f"load {ends} at the start, nothing else"
     links = ", ".join(map(link, names))

@@ -96,5 +96,5 @@ def run_command(arguments: Sequence[str], json_file: Path) -> dict[str, Any]:
     if done.returncode:
         last = done.stderr.strip().rsplit("\n", 1)[-1]
         raise SpuLlmError(f"{' '.join(arguments[:2])} ended with {done.returncode}: {last}")
-    found: dict[str, Any] = json.loads(json_file.read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = json.loads(json_file.read_text(encoding="utf-8"))
+    return result

@@ -58,7 +58,7 @@ class RequestParser:
     def feed(self, data: bytes) -> list[Push]:
         """Take the next bytes; return the requests they complete. WireError when it is not brpc."""
         self._rest += data
-        found, position = [], 0
+        requests, position = [], 0
         while len(self._rest) - position >= _HEADER.size:
             magic, body, meta = _HEADER.unpack_from(self._rest, position)
             if magic != _MAGIC or meta > body:
@@ -68,10 +68,10 @@ class RequestParser:
                 break
             content = bytes(self._rest[start : start + body])
             if any(number == 1 for number, _ in _fields(content[:meta])):
-                found.append(_push(content[meta:]))
+                requests.append(_push(content[meta:]))
             position = start + body
         del self._rest[:position]
-        return found
+        return requests
 
 
 class SizeParser:
@@ -83,7 +83,7 @@ class SizeParser:
 
     def feed(self, data: bytes) -> list[int]:
         """Take the next bytes; return the sizes of the messages that begin in them."""
-        found, at = [], 0
+        sizes, at = [], 0
         while at < len(data):
             if self._left:
                 passed = min(self._left, len(data) - at)
@@ -95,8 +95,8 @@ class SizeParser:
             at += len(part)
             if len(self._size) == NUMBER_BYTES:
                 self._left, self._size = int.from_bytes(self._size, "little"), b""
-                found.append(self._left)
-        return found
+                sizes.append(self._left)
+        return sizes
 
 
 def _push(payload: bytes) -> Push:
@@ -157,17 +157,17 @@ class Transcript:
 
     def messages(self) -> list[Message]:
         """Return the client's messages first, each party's in the order in which it sent them."""
-        found = []
+        messages = []
         for (sender, key), size in self._sizes.items():
             name, end, number = key.partition(_KEY_END)
             if not end or not number.isdigit():
                 raise WireError(f"a worker's message has the key {key!r}")
-            found.append(Message(sender, name.decode("ascii"), int(number), size))
+            messages.append(Message(sender, name.decode("ascii"), int(number), size))
         for (sender, stream), sizes in self._own.items():
-            found += [
+            messages += [
                 Message(sender, f"channel {stream}:{i}", i, size) for i, size in enumerate(sizes)
             ]
-        return sorted(found, key=lambda m: (m.sender, m.number))
+        return sorted(messages, key=lambda m: (m.sender, m.number))
 
 
 class Recorder:

@@ -108,9 +108,9 @@ def _block_messages(kinds: dict[str, Any], layers: int) -> float:
     """Return the messages of one block; the last norm, which is like the others, stands after all
     blocks.
     """
-    found = {kind: kinds[kind]["messages"] for kind in BLOCK_KINDS if kind in kinds}
-    norm = found.pop("norm", 0.0) * 2 / (2 * layers + 1)
-    return norm + sum(found.values()) / layers
+    by_kind = {kind: kinds[kind]["messages"] for kind in BLOCK_KINDS if kind in kinds}
+    norm = by_kind.pop("norm", 0.0) * 2 / (2 * layers + 1)
+    return norm + sum(by_kind.values()) / layers
 
 
 def _stock_block_messages(layers: dict[str, Any]) -> int:
@@ -153,11 +153,11 @@ WANTED_MEMORY = 2 << 30
 
 def criteria(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Return each criterion with its value, its bound, and whether it holds."""
-    found: list[dict[str, Any]] = []
+    checks: list[dict[str, Any]] = []
 
     def check(name: str, value: float, bound: float, *, least: bool) -> None:
         holds = value >= bound if least else value <= bound
-        found.append(
+        checks.append(
             {"name": name, "value": value, "bound": bound, "least": least, "holds": bool(holds)}
         )
 
@@ -183,7 +183,7 @@ def criteria(result: dict[str, Any]) -> list[dict[str, Any]]:
             check(f"offline {unit} of linear layers, times fewer", times, WANTED_LINEAR, least=True)
     for role, size in result["peak_memory"]["ours"].items():
         check(f"peak memory, {role}", size, WANTED_MEMORY, least=False)
-    return found
+    return checks
 
 
 # ---- the table and the plot

@@ -116,7 +116,7 @@ def measure(
     if draft_model is not None:
         small = Drafter(*load_model(draft_model), rows)
         ways |= {"the draft model": small, "both": Ngrams(size, small)}
-    found = []
+    measured = []
     for temperature in TEMPERATURES:
         for way, drafter in ways.items():
             for number, (kind, prompt) in enumerate(prompts):
@@ -131,8 +131,10 @@ def measure(
                     Sampling(temperature),
                     number,
                 )
-                found.append({"kind": kind, "way": way, "temperature": temperature, **asdict(one)})
-    return found
+                measured.append(
+                    {"kind": kind, "way": way, "temperature": temperature, **asdict(one)}
+                )
+    return measured
 
 
 def table(runs: list[dict[str, Any]]) -> str:

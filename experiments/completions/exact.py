@@ -124,14 +124,14 @@ def of_sweep(
     positions.
     """
     rows = capacity_for(prompt_tokens, positions)
-    prefill, found = {}, {}
+    prefill, steps = {}, {}
     for n in positions:
         request = Request(
             prompt_tokens, rows - prompt_tokens - n, n - 1, temperature, show_progress=True
         )
         assert request.sizes(config) == (rows,)
-        prefill, found[n] = steps_of(config, request)
-    return prefill, found
+        prefill, steps[n] = steps_of(config, request)
+    return prefill, steps
 
 
 def _small_steps() -> list[dict[str, Any]]:
@@ -147,14 +147,14 @@ def steps_of(config: ModelConfig, request: Request) -> list[dict[str, Any]]:
     """Return the costs of the prefill and the first decode step of a completion, each with what one
     block adds.
     """
-    found = []
+    steps = []
     wholes = of_completion(config, request, [])
     one, two = (of_completion(config.with_layers(n), request, []) for n in (1, 2))
     for whole, a, b in zip(wholes, one, two, strict=True):
         block = b.combined(a, 1.0, -1.0)
         sizes = {kind: round(n) for kind, n in whole.bytes_of.items()}
-        found.append(_counts(whole) | {"block": _counts(block), "bytes_of": sizes})
-    return found
+        steps.append(_counts(whole) | {"block": _counts(block), "bytes_of": sizes})
+    return steps
 
 
 def _counts(work: Workload) -> dict[str, int]:
@@ -164,11 +164,11 @@ def _counts(work: Workload) -> dict[str, int]:
 
 def own_text_figures(model: Path) -> list[dict[str, Any]]:
     """Return the figures of text of the provider's own, a row for each length and way."""
-    found = []
+    figures = []
     for (tokens, way), works in own_text(load_config(model)).items():
         prefill, step = map(_counts, works)
-        found.append({"tokens": tokens, "way": way, "prefill": prefill, "step": step})
-    return found
+        figures.append({"tokens": tokens, "way": way, "prefill": prefill, "step": step})
+    return figures
 
 
 @functools.cache
@@ -176,7 +176,7 @@ def own_text(config: ModelConfig) -> dict[tuple[int, str], list[Workload]]:
     """Return the work of a drafted completion after text of the provider's own, and after as much
     of the client's, by tokens and way: the prefill, and the mean of the first steps.
     """
-    found = {}
+    by_length = {}
     for tokens in (0, *OWN_TEXT):
         ways = {"the prompt alone": (0, SystemPromptShape())}
         if tokens:
@@ -187,23 +187,23 @@ def own_text(config: ModelConfig) -> dict[tuple[int, str], list[Workload]]:
             }
         for way, (more, before) in ways.items():
             request = Request(PROMPT_TOKENS + more, 16, DRAFT_LENGTH, 0.0)
-            found[tokens, way] = of_completion(config, request, [], OWN_STEPS, before)
-    return found
+            by_length[tokens, way] = of_completion(config, request, [], OWN_STEPS, before)
+    return by_length
 
 
 def _attention() -> list[dict[str, Any]]:
     """Return the costs of one layer's attention over the provider's prefix and a cache, whose rows
     it opens, both ways.
     """
-    found = []
+    calls = []
     for heads, queries, prefix, rows in ATTENTION:
         sizes = (queries, prefix, prefix, rows, rows)
         forms = [jax.ShapeDtypeStruct((heads, n, HEAD_DIM), np.float32) for n in sizes]
         for way in (with_one_maximum, with_own_maxima):
             cost = cost_of(_aggregation(way), forms)
             row = {"heads": heads, "queries": queries, "prefix": prefix, "cache": rows}
-            found.append(row | {"way": way.__name__} | dataclasses.asdict(cost))
-    return found
+            calls.append(row | {"way": way.__name__} | dataclasses.asdict(cost))
+    return calls
 
 
 def _aggregation(way: Callable[..., Any]) -> SecureFunction:
@@ -222,13 +222,13 @@ def _aggregation(way: Callable[..., Any]) -> SecureFunction:
 
 def _verification() -> list[dict[str, Any]]:
     """Return the costs of what `bench verify` measures."""
-    found = []
+    rows = []
     for drafts in DRAFTS:
         for name, source in VERIFIED:
             cost = verify_bench.cost(name, source, drafts, VOCAB)
             row = {"draft_length": drafts, "variant": name, "source": source}
-            found.append(row | dataclasses.asdict(cost))
-    return found
+            rows.append(row | dataclasses.asdict(cost))
+    return rows
 
 
 def _case(name: str, size: int) -> dict[str, Any]:
@@ -259,9 +259,9 @@ def _comparisons() -> list[dict[str, int]]:
     """Return what one comparison of so many values takes: messages of all of them, products of bits
     made ahead, and the sums of them that are kept (`protocols.bits.gates`).
     """
-    found = []
+    rows = []
     for bits, values in itertools.product(COMPARED, TOGETHER):
-        found.append(
+        rows.append(
             {
                 "bits": bits,
                 "values": values,
@@ -270,7 +270,7 @@ def _comparisons() -> list[dict[str, int]]:
                 "sums": sum(n * len(gate.sums) for gate, n in tree(bits - 1, values)),
             }
         )
-    return found
+    return rows
 
 
 Priced = tuple[Callable[..., Any], tuple[Owner, ...], Sequence[Any], int]
@@ -365,14 +365,14 @@ def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     if options.write and options.model is not None:
         raise InputError("--write is for the shipped model's figures; leave --model out")
-    found = figures(commands.private_model(options))
-    show_table(exact_cells.table(found))
-    commands.write(options, found)
+    exact = figures(commands.private_model(options))
+    show_table(exact_cells.table(exact))
+    commands.write(options, exact)
     if options.write:
-        write_json(FILE, found)
-        exact_cells.documents(found, write=True)
-    stale = exact_cells.documents(found, write=False)
-    if exact_cells.stored(FILE) != found:
+        write_json(FILE, exact)
+        exact_cells.documents(exact, write=True)
+    stale = exact_cells.documents(exact, write=False)
+    if exact_cells.stored(FILE) != exact:
         stale.append(f"{FILE.name} has other figures")
     if stale:
         text = "; ".join(stale[:3])

@@ -148,12 +148,12 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
         "widen": "",
         "exponential": "",
     }
-    found = {name: (messages(name), each(name) + unit) for name, unit in units.items()}
-    found |= {
+    cells = {name: (messages(name), each(name) + unit) for name, unit in units.items()}
+    cells |= {
         name: (f"{messages(name)} at 9 x 32,000", f"{each(name)} at 26 bits")
         for name in ("maximum", "argmax")
     }
-    found |= {
+    cells |= {
         "sign": (
             ", ".join(f"{messages(f'sign {n}')} at {n}" for n in (9, 12, 24, 32, 64))
             + " bits, some thousand values",
@@ -186,17 +186,17 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
     bits, online = "messages online (both parties)", "bytes online per value, both ways"
     return {
         "select": {bits: messages("select")},
-        **{name: {bits: count, online: size} for name, (count, size) in found.items()},
+        **{name: {bits: count, online: size} for name, (count, size) in cells.items()},
     }
 
 
 # ---- documents
 
 
-def _stale(line: int, table: str, row: str, column: str, found: str, wanted: str) -> str:
+def _stale(line: int, table: str, row: str, column: str, stands: str, wanted: str) -> str:
     """Describe a cell that does not say what the code does."""
     where = f"line {line}, table {table}, row {row!r}, {column!r}"
-    return f"{where}: found {found!r}, the code says {wanted!r}"
+    return f"{where}: found {stands!r}, the code says {wanted!r}"
 
 
 def plain(cell: str) -> str:
@@ -214,10 +214,10 @@ def checked(text: str, wanted: Cells) -> tuple[str, list[str]]:
     """Return the document with its exact cells as wanted, and those that were not. Rows that should
     be there and are not, and tables that nobody knows, count as stale.
     """
-    lines, found = text.splitlines(), []
+    lines, stale = text.splitlines(), []
     for name, start in _tables(lines):
         if name not in wanted:
-            found.append(_stale(start, name, "", "", "a table", "nothing of this name"))
+            stale.append(_stale(start, name, "", "", "a table", "nothing of this name"))
             continue
         heads = [plain(cell) for cell in split(lines[start])]
         left = dict(wanted[name])
@@ -231,14 +231,14 @@ def checked(text: str, wanted: Cells) -> tuple[str, list[str]]:
                 continue
             for column, cell in left.pop(key).items():
                 if column not in heads:
-                    found.append(_stale(number + 1, name, key, column, "no such column", cell))
+                    stale.append(_stale(number + 1, name, key, column, "no such column", cell))
                 elif plain(row[heads.index(column)]) != cell:
                     old, row[heads.index(column)] = row[heads.index(column)], cell
-                    found.append(_stale(number + 1, name, key, column, old, cell))
+                    stale.append(_stale(number + 1, name, key, column, old, cell))
             lines[number] = f"| {' | '.join(row)} |"
         if name not in _PARTS:
-            found += [_stale(start + 1, name, key, "", "no such row", "one") for key in left]
-    return "\n".join(lines) + "\n", found
+            stale += [_stale(start + 1, name, key, "", "no such row", "one") for key in left]
+    return "\n".join(lines) + "\n", stale
 
 
 def _tables(lines: list[str]) -> Iterator[tuple[str, int]]:
@@ -250,17 +250,17 @@ def _tables(lines: list[str]) -> Iterator[tuple[str, int]]:
 
 def documents(figures: Mapping[str, Any], *, write: bool) -> list[str]:
     """Return what is stale in the repository's documents; with `write`, bring it up to date."""
-    found = []
+    mistakes = []
     for path in DOCUMENTS:
         try:
             text = path.read_text(encoding="utf-8")
         except OSError:
             raise InputError(f"{path} is not there: this needs a checkout") from None
         right, stale = checked(text, cells(figures))
-        found += [f"{path.relative_to(ROOT)}: {cell}" for cell in stale]
+        mistakes += [f"{path.relative_to(ROOT)}: {cell}" for cell in stale]
         if write and right != text:
             path.write_text(right, encoding="utf-8")
-    return found
+    return mistakes
 
 
 def stored(path: Path) -> Any:

@@ -115,11 +115,11 @@ def both(
     config: ModelConfig, prompt_tokens: int, tokens: int, drafts: int, rate: float
 ) -> dict[str, Any]:
     """Return the costs of a text shown and hidden, as JSON fields."""
-    prices, found = Prices.load(), {}
+    prices, rows = Prices.load(), {}
     for name in ("shown", "hidden"):
         request = Request(prompt_tokens, tokens, drafts, 0.7, show_progress=name == "shown")
-        found[name] = asdict(cost(config, request, course(tokens, rate, drafts), prices))
-    return {"tokens": tokens, "per_step": rate} | found
+        rows[name] = asdict(cost(config, request, course(tokens, rate, drafts), prices))
+    return {"tokens": tokens, "per_step": rate} | rows
 
 
 def more(text: dict[str, Any]) -> list[float]:

@@ -98,14 +98,14 @@ def groups(data: dict[str, Any]) -> dict[tuple[str, int], list[Record]]:
     """Return the runs that emitted anything, by network and length of the completions. A whole
     stock run stands before one that ended early.
     """
-    found: dict[tuple[str, int], dict[tuple[str, ...], Record]] = {}
+    by_place: dict[tuple[str, int], dict[tuple[str, ...], Record]] = {}
     for record in data["runs"]:
         asked = record["asked"]
-        chosen = found.setdefault((asked["network"], asked["tokens"]), {})
+        chosen = by_place.setdefault((asked["network"], asked["tokens"]), {})
         key = (asked["prompt"], asked["mode"], asked["system"])
         if 0 < record["emitted"] >= chosen.get(key, record)["emitted"]:
             chosen[key] = record
-    return {group: list(chosen.values()) for group, chosen in found.items() if chosen}
+    return {group: list(chosen.values()) for group, chosen in by_place.items() if chosen}
 
 
 def choose(records: Sequence[Record], system: str, mode: str | None = None) -> list[Record]:
@@ -122,8 +122,8 @@ def ratios(records: Sequence[Record], ours: Sequence[Record], figure: Figure) ->
 
 def by_mode(records: Sequence[Record]) -> list[list[Record]]:
     """Return the runs of each system and mode that there are any of, in the order of the tables."""
-    found = (choose(records, system, mode) for system in SYSTEMS for mode in MODES)
-    return [runs for runs in found if runs]
+    chosen = (choose(records, system, mode) for system in SYSTEMS for mode in MODES)
+    return [runs for runs in chosen if runs]
 
 
 # ---- the tables
@@ -256,9 +256,11 @@ def _traffic(rows: Sequence[Sequence[Record]]) -> list[str]:
 def _ratios(records: Sequence[Record], rows: Sequence[Sequence[Record]]) -> list[str]:
     cells = []
     for chosen in rows:
-        found = [ratios(records, chosen, figure) for figure in _per_token("seconds")]
-        if chosen[0]["asked"]["system"] != "stock" and found[0]:
-            cells.append([_name(chosen), str(len(found[0])), *(spread(x, _times) for x in found)])
+        several = [ratios(records, chosen, figure) for figure in _per_token("seconds")]
+        if chosen[0]["asked"]["system"] != "stock" and several[0]:
+            cells.append(
+                [_name(chosen), str(len(several[0])), *(spread(x, _times) for x in several)]
+            )
     return report.table(
         ["stock's seconds in ours, by prompt", "pairs", "online", "everything", *OVER], cells
     )
@@ -314,10 +316,10 @@ def hints(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _hint(records: Sequence[Record]) -> list[str]:
-    found = hints(records)
-    if not found:
+    fetched = hints(records)
+    if not fetched:
         return []
-    size, seconds = (sum(_size(cost, unit) for cost in found) for unit in ("bytes", "seconds"))
+    size, seconds = (sum(_size(cost, unit) for cost in fetched) for unit in ("bytes", "seconds"))
     return [
         f"hint, once for a client and a model, not in these tables: {_mb(size)} MB, "
         f"{seconds_short(seconds)} s",
@@ -332,9 +334,11 @@ def criteria(records: Sequence[Record], network: str) -> list[str]:
         ("online", online, WANTED_ONLINE[network]),
         ("with everything", everything, WANTED_EVERYTHING[network]),
     ):
-        found = ratios(records, choose(records, "ours-drafted"), partial(figure, unit="seconds"))
-        if found:
-            middle = statistics.median(found)
+        in_seconds = ratios(
+            records, choose(records, "ours-drafted"), partial(figure, unit="seconds")
+        )
+        if in_seconds:
+            middle = statistics.median(in_seconds)
             lines.append(
                 report.criterion(
                     name, f"at least {bound:g} times less", f"{middle:.1f}", holds=middle >= bound

@@ -275,29 +275,29 @@ def _stock(asked: CompletionStudyRequest, prompt: Prompt, model: Path) -> dict[s
     tokenizer = Tokenizer.load(model)
     length = len(tokenizer.encode(prompt.text))
     # One token comes with the prefill, one with the step that `measure` calls its warm-up.
-    found = spu_whole.complete(model, prompt.text, length + count, count - 2, asked.network)
-    steps = [found["warm_up"], *found["runs"]]
+    whole = spu_whole.complete(model, prompt.text, length + count, count - 2, asked.network)
+    steps = [whole["warm_up"], *whole["runs"]]
     return {
         "costs": {
             "hint": NO_COST,
-            "set_up": found["set_up"],
+            "set_up": whole["set_up"],
             "material": NO_COST,
             "planning": NO_COST,
-            "prefill": summed([found["prefill"]]),
+            "prefill": summed([whole["prefill"]]),
             "decode": summed(steps),
             "used_material": NO_COST,
             "kinds": {},
         },
-        "peak_memory": found["peak_memory"],
-        "text": tokenizer.decode(found["tokens"]),
-        "token_ids": found["tokens"],
-        "learned": found["learned"],
+        "peak_memory": whole["peak_memory"],
+        "text": tokenizer.decode(whole["tokens"]),
+        "token_ids": whole["tokens"],
+        "learned": whole["learned"],
         "steps": len(steps),
         "drafted": 0,
         "accepted": 0,
         "finish_reason": "length",
-        "wire_bytes": sum(found["wire_bytes"].values()),
-        "config": found["config"],
+        "wire_bytes": sum(whole["wire_bytes"].values()),
+        "config": whole["config"],
     }
 
 
@@ -376,10 +376,10 @@ def plaintext_tokens(
 
 
 def missing(
-    runs: Sequence[tuple[CompletionStudyRequest, Prompt]], found: dict[str, Any]
+    runs: Sequence[tuple[CompletionStudyRequest, Prompt]], earlier: dict[str, Any]
 ) -> list[tuple[CompletionStudyRequest, Prompt]]:
     """Return the runs of which `found` has no record."""
-    done = [record["asked"] for record in found["runs"]]
+    done = [record["asked"] for record in earlier["runs"]]
     return [(asked, prompt) for asked, prompt in runs if asdict(asked) not in done]
 
 
@@ -427,20 +427,20 @@ def command(options: argparse.Namespace) -> None:
         prompts[: options.prompts], options.network, systems, options.tokens, options.stock_tokens
     )
     check(*pair, runs)
-    found = saved.runs_in(options.json)
-    for asked, prompt in missing(runs, found):
+    data = saved.runs_in(options.json)
+    for asked, prompt in missing(runs, data):
         show(f"{asked.network}, {asked.prompt}, {asked.mode}, {asked.system}")
         try:
-            found["runs"].append(measure(asked, prompt, *pair))
+            data["runs"].append(measure(asked, prompt, *pair))
         except SpuLlmError as exc:
             # The next run of hours may do better; this one is made when the command is given again.
             show(f"  failed: {exc}")
-            found["failed"].append({"asked": vars(asked), "error": str(exc)})
-        commands.write(options, found)
-    if found["runs"]:
-        show_table(completions_report.table(found))
-    if options.plot is not None and found["runs"]:
-        completions_report.plot(found, options.plot)
-    if left := missing(runs, found):
+            data["failed"].append({"asked": vars(asked), "error": str(exc)})
+        commands.write(options, data)
+    if data["runs"]:
+        show_table(completions_report.table(data))
+    if options.plot is not None and data["runs"]:
+        completions_report.plot(data, options.plot)
+    if left := missing(runs, data):
         raise SpuLlmError(f"{len(left)} of {len(runs)} runs failed; give the command again")
-    commands.check(found["runs"])
+    commands.check(data["runs"])

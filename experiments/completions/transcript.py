@@ -207,10 +207,10 @@ def compare(equal: Sequence[Recorded], others: Sequence[Recorded]) -> Comparison
     expected, sigma = count * chance, math.sqrt(count * chance * (1 - chance))
 
     def judge(other: Recorded) -> OtherRun:
-        found = {(m.sender, m.name): m.size for m in other.messages}
-        differing = len(set(found) ^ set(common))
+        of_other = {(m.sender, m.name): m.size for m in other.messages}
+        differing = len(set(of_other) ^ set(common))
         wrong_counts = sum(a != b for a, b in zip_longest(_counts(other), _counts(equal[0])))
-        row = np.array([found.get(k, np.nan) for k in common])
+        row = np.array([of_other.get(k, np.nan) for k in common])
         present = ~np.isnan(row)
         changed = int(np.sum(fixed & present & (row != sizes[0])))
         own = np.where(present, row, sizes.mean(axis=0))[~fixed]

@@ -34,14 +34,14 @@ def in_results(files: Files) -> list[str]:
     by_commit: dict[str, dict[str, Any]] = {}
     for name, data in files.items():
         by_commit.setdefault(data["machine"]["commit"], {})[name] = data
-    found = []
+    parts = []
     for some in by_commit.values():
         rows = [_row(outcome) for data in some.values() for outcome in data["outcomes"]]
         machines = [data["machine"] for data in some.values()]
         loads = [load for machine in machines for load in machine["load"]]
         load = f"load {min(loads):.1f} to {max(loads):.1f} (no seconds in it)"
-        found += ["\n".join(report.table(heads, rows)), saved.under_table(some, machines, load)]
-    return found
+        parts += ["\n".join(report.table(heads, rows)), saved.under_table(some, machines, load)]
+    return parts
 
 
 def _row(outcome: dict[str, Any]) -> list[str]:

@@ -36,16 +36,16 @@ class Texts:
         """Return prompts of this length, each with the `new` tokens after it. InputError when there
         are fewer than `count`.
         """
-        found = self._found.setdefault((length, new), [])
-        if len(found) < count:
-            found[:] = []
+        texts = self._found.setdefault((length, new), [])
+        if len(texts) < count:
+            texts[:] = []
             windows = self._windows(length)
-            while len(found) < count:
+            while len(texts) < count:
                 rows = [row for _, row in zip(range(AT_ONCE), windows, strict=False)]
                 if not rows:
                     raise InputError(f"the held-out files have too few prompts of {length} tokens")
-                found += self._clear(rows, new)
-        return found[:count]
+                texts += self._clear(rows, new)
+        return texts[:count]
 
     def _windows(self, length: int) -> Iterator[list[int]]:
         longest = max(map(len, self._tokens))

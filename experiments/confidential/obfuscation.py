@@ -75,13 +75,13 @@ def measure(prompts: int, seed: int, say: Callable[[str], None]) -> list[dict[st
     rows = []
     for name, width, count in ways():
         count(setting, chosen[0])  # compiles
-        found, seconds = [], []
+        guesses, seconds = [], []
         for i, prompt in enumerate(chosen):
             say(f"{name} {width:g}: prompt {i + 1} of {len(chosen)}")
             started = time.process_time()
-            found.append(count(setting, prompt))
+            guesses.append(count(setting, prompt))
             seconds.append(time.process_time() - started)
-        rows.append({"way": name, "width": width, "found": found, "seconds": seconds})
+        rows.append({"way": name, "width": width, "found": guesses, "seconds": seconds})
     return rows
 
 
@@ -98,15 +98,16 @@ def table(result: dict[str, Any]) -> str:
     )
     rows = []
     for row in result["rows"]:
-        found = np.array(row["found"])
-        around = 1.96 * found.std(ddof=1) / np.sqrt(len(found))
+        counts = np.array(row["found"])
+        mean = counts.mean()
+        around = 1.96 * counts.std(ddof=1) / np.sqrt(len(counts))
         rows.append(
             [
                 row["way"],
                 f"{row['width']:g}",
-                f"{found.mean():.1f} ({found.mean() - around:.1f} to {found.mean() + around:.1f})",
-                f"{np.median(found):g}",
-                *(f"{(found >= n).mean():.0%}" for n in ENOUGH),
+                f"{mean:.1f} ({mean - around:.1f} to {mean + around:.1f})",
+                f"{np.median(counts):g}",
+                *(f"{(counts >= n).mean():.0%}" for n in ENOUGH),
                 f"{np.median(row['seconds']):.2f}",
                 f"{max(row['seconds']):.2f}",
             ]

@@ -52,8 +52,8 @@ def step_parts(run: Record) -> dict[str, float]:
     logits to the vaults, their draws and the tokens back.
     """
     spent = run["spent"]
-    found = {name: spent[name] / spent["steps"] for name in SPENT}
-    return found | {"other": max(0.0, token_seconds(run) - sum(found.values()))}
+    parts = {name: spent[name] / spent["steps"] for name in SPENT}
+    return parts | {"other": max(0.0, token_seconds(run) - sum(parts.values()))}
 
 
 def choose(runs: Sequence[Record], **fields: Any) -> list[Record]:
@@ -95,13 +95,13 @@ def in_results(result: Record, origin: str) -> list[str]:
         for name, shape in result["models"].items()
     ]
     tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
-    found = "\n".join(f"- {line}" for line in criteria(result))
-    return [f"Models: {'; '.join(of)}.", *tables, found]
+    holds = "\n".join(f"- {line}" for line in criteria(result))
+    return [f"Models: {'; '.join(of)}.", *tables, holds]
 
 
 def _tables(result: Record) -> list[list[str]]:
     """Return the tables that there are runs for."""
-    found = (
+    tables = (
         by_users(result),
         totals(result),
         breakdown(result),
@@ -110,7 +110,7 @@ def _tables(result: Record) -> list[list[str]]:
         memory(result),
         two_party(result),
     )
-    return [rows for rows in found if rows]
+    return [rows for rows in tables if rows]
 
 
 def _circumstances(result: Record) -> list[str]:
@@ -261,24 +261,24 @@ def by_fakes(result: Record) -> list[str]:
     return report.table(heads, rows) if rows else []
 
 
-def total_of(found: Record, kind: str) -> int:
+def total_of(record: Record, kind: str) -> int:
     """Return the bytes of all processes, as the kernel counts under `kind`."""
-    return sum(role[kind] for role in found["roles"].values())
+    return sum(role[kind] for role in record["roles"].values())
 
 
 def memory(result: Record) -> list[str]:
     """Return a table of the bytes of all processes of a system."""
     rows = [
         [
-            found["model"],
-            str(found["users"]),
-            found["system"],
-            str(total_of(found, "processes")),
-            *(report.bytes_text(total_of(found, kind)) for kind in ("rss", "pss", "own")),
-            report.bytes_text(found["needed"]["weights"]),
-            report.bytes_text(found["needed"]["rows"]),
+            record["model"],
+            str(record["users"]),
+            record["system"],
+            str(total_of(record, "processes")),
+            *(report.bytes_text(total_of(record, kind)) for kind in ("rss", "pss", "own")),
+            report.bytes_text(record["needed"]["weights"]),
+            report.bytes_text(record["needed"]["rows"]),
         ]
-        for found in result["memory"]
+        for record in result["memory"]
     ]
     heads = [
         "model",
@@ -294,13 +294,13 @@ def memory(result: Record) -> list[str]:
     return report.table(heads, rows) if rows else []
 
 
-def per_token(found: Record) -> dict[str, float]:
+def per_token(record: Record) -> dict[str, float]:
     """Return the seconds of a two-party token: decoded, without prefill and correlated randomness;
     and of everything.
     """
     return {
-        "decode": found["seconds"]["decode"] / max(1, found["output"] - 1),
-        "everything": found["elapsed_seconds"] / found["output"],
+        "decode": record["seconds"]["decode"] / max(1, record["output"] - 1),
+        "everything": record["elapsed_seconds"] / record["output"],
     }
 
 
@@ -310,13 +310,13 @@ def two_party(result: Record) -> list[str]:
     """
     rows = [
         [
-            MODES[found["drafted"]],
-            f"{found['input']} in, {found['output']} out",
-            *map(report.three, per_token(found).values()),
-            report.three(found["first_token_seconds"]),
-            f"{found['same']} of {found['output']}",
+            MODES[record["drafted"]],
+            f"{record['input']} in, {record['output']} out",
+            *map(report.three, per_token(record).values()),
+            report.three(record["first_token_seconds"]),
+            f"{record['same']} of {record['output']}",
         ]
-        for found in result["two-party"]
+        for record in result["two-party"]
     ]
     heads = [
         "mode",
@@ -338,14 +338,14 @@ def criteria(result: Record) -> list[str]:
         runs = choose(result["runs"], model=model, users=users)
         part = "sizes" if choose(runs, part="sizes") else "users"
         of = dict(_by_system(choose(runs, part=part)))
-        found = ratios(of["full isolation"], of["vault"], token_seconds)
-        if found:
+        several = ratios(of["full isolation"], of["vault"], token_seconds)
+        if several:
             lines.append(
                 report.criterion(
                     f"{model}, {users} users",
                     f"{FASTER:g} times less per token than full isolation",
-                    spread(found, "{:.2f}".format),
-                    holds=statistics.median(found) >= FASTER,
+                    spread(several, "{:.2f}".format),
+                    holds=statistics.median(several) >= FASTER,
                 )
             )
         held = {m["system"]: m for m in choose(result["memory"], model=model)}
@@ -416,12 +416,12 @@ def _lines(axes: Any, runs: Sequence[Record], by: str, figure: Callable[[Record]
 def draw_users(axes: Any, result: Record) -> None:
     """Draw Figure 8: latency against users, with the two-party mode's one user."""
     _lines(axes, choose(result["runs"], part="users"), "users", lambda r: 1e3 * token_seconds(r))
-    for found, style in zip(result["two-party"], ("--", ":"), strict=False):
+    for record, style in zip(result["two-party"], ("--", ":"), strict=False):
         axes.axhline(
-            1e3 * per_token(found)["decode"],
+            1e3 * per_token(record)["decode"],
             color="#CC79A7",
             linestyle=style,
-            label=f"{MODES[found['drafted']]}, 1 user",
+            label=f"{MODES[record['drafted']]}, 1 user",
         )
     axes.set_yscale("log")
     axes.set(xlabel="users at a time", ylabel="ms per token")
@@ -504,11 +504,11 @@ def draw_fakes(axes: Any, result: Record) -> None:
 
 def draw_memory(axes: Any, result: Record) -> None:
     """Draw the memory of all processes together, shared pages divided."""
-    found = result["memory"]
-    models = values_of(found, "model")
+    records = result["memory"]
+    models = values_of(records, "model")
     heights = {
-        name: [total_of(m, "pss") / 1e6 for m in choose(found, system=name)] for name in STYLES
+        name: [total_of(m, "pss") / 1e6 for m in choose(records, system=name)] for name in STYLES
     }
     _bars(axes, models, heights)
-    axes.set(xlabel=f"model; {found[0]['users']} users", ylabel="MB of all processes (PSS)")
+    axes.set(xlabel=f"model; {records[0]['users']} users", ylabel="MB of all processes (PSS)")
     axes.set_title("memory", fontsize=9)

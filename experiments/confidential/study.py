@@ -149,8 +149,8 @@ def measure(cell: ConfidentialCell, system: System, texts: Texts, turn: int) -> 
     elapsed = time.perf_counter() - started
     wrong = sum(
         text != wanted[tuple(row)]
-        for found, rows in zip(run.texts, prompts, strict=True)
-        for text, row in zip(found, rows, strict=True)
+        for written, rows in zip(run.texts, prompts, strict=True)
+        for text, row in zip(written, rows, strict=True)
     )
     failures = [f"{cell.system}, {cell.users} users: {wrong} texts differ"] if wrong else []
     return {
@@ -207,14 +207,14 @@ def memory(
     (length, new), users = plan.lengths, plan.at
     fakes = LAMBDA if system == OBFUSCATED else 0
     cell = ConfidentialCell("memory", name, system, users, length, new, fakes)
-    found: dict[str, Any] = {}
+    grown: dict[str, Any] = {}
     mine = fakes + 1
     with started([cell.process], model, users, users * mine) as (there,):
         prompts = prompts_of(cell, texts)
 
         def look() -> None:
             for role, processes in there.processes(users).items():
-                found[role] = summed([resident(p.pid) for p in processes])
+                grown[role] = summed([resident(p.pid) for p in processes])
 
         warm_up(there, prompts)
         timed(there, prompts, 3, look)
@@ -222,7 +222,7 @@ def memory(
     copies = users if system == "full isolation" else 1
     return {
         **asdict(cell),
-        "roles": found,
+        "roles": grown,
         "needed": {
             "weights": copies * weight_bytes(config),
             "rows": users * mine * length * row_bytes(config),
@@ -278,8 +278,8 @@ def two_party(
             raise SpuLlmError(f"demo failed: {' '.join(done.stderr.splitlines()[-1:])}")
         others = busy_seconds() - busy - (own_seconds() - own)
         elapsed = time.perf_counter() - begun
-        found = json.loads(file.read_text(encoding="utf-8"))
-    tokens = found["token_ids"]
+        result = json.loads(file.read_text(encoding="utf-8"))
+    tokens = result["token_ids"]
     return {
         "part": "two-party",
         "drafted": drafted,
@@ -287,7 +287,7 @@ def two_party(
         "output": len(tokens),
         "same": len(os.path.commonprefix([tokens, wanted])),
         "others": max(0.0, others) / elapsed,
-        **{k: found[k] for k in ("seconds", "first_token_seconds", "elapsed_seconds", "steps")},
+        **{k: result[k] for k in ("seconds", "first_token_seconds", "elapsed_seconds", "steps")},
     }
 
 
@@ -401,7 +401,11 @@ def command(options: argparse.Namespace) -> None:
     progress = Progress()
     try:
         result = study(
-            options.parts, *pair, plan, progress.stage, lambda found: commands.write(options, found)
+            options.parts,
+            *pair,
+            plan,
+            progress.stage,
+            lambda partial: commands.write(options, partial),
         )
     finally:
         progress.close()

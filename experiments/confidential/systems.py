@@ -76,8 +76,8 @@ class Process:
         return line
 
     def hear(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.line())
-        return found
+        message: dict[str, Any] = json.loads(self.line())
+        return message
 
     def close(self) -> None:
         end(self._popen, _END_S)
@@ -277,13 +277,13 @@ def timed(
             going = time.perf_counter()
             for caller in callers:
                 caller.go()
-        found = [texts for call_ in calls for texts in call_.result()]
+        written = [texts for call_ in calls for texts in call_.result()]
     ended = max(at[-1] for at in times)
     return Timed(
         [at[0] - started for at in times],
         [(at[-1] - going) / (count - 1) for at in times],
         ended - going + filled - started,
-        found,
+        written,
     )
 
 
@@ -302,5 +302,5 @@ def resident(pid: int) -> dict[str, int]:
     return {"processes": 1, "rss": fields["Rss"], "pss": fields["Pss"], "own": own}
 
 
-def summed(found: Sequence[dict[str, int]]) -> dict[str, int]:
-    return {name: sum(f[name] for f in found) for name in ("processes", "rss", "pss", "own")}
+def summed(counts: Sequence[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(f[name] for f in counts) for name in ("processes", "rss", "pss", "own")}

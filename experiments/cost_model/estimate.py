@@ -162,9 +162,9 @@ def _growth(
         ("prompt", config.with_context(room), replace(options, prompt_tokens=longer)),
         ("vocabulary", replace(config, vocab_size=2 * config.vocab_size), options),
     ]
-    found = [("nothing", base)]
-    found += [(name, _steps(larger, asked, prices)) for name, larger, asked in variants]
-    return [{"twice": name, "prefill": prefill, "step": step} for name, (prefill, step) in found]
+    rows = [("nothing", base)]
+    rows += [(name, _steps(larger, asked, prices)) for name, larger, asked in variants]
+    return [{"twice": name, "prefill": prefill, "step": step} for name, (prefill, step) in rows]
 
 
 # ---- as text

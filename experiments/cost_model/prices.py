@@ -87,16 +87,16 @@ class Prices:
         kind, batches = kind_of(correlation), units / correlation.chunk
         if kind in _TERMS:
             terms = {name: _TERMS[kind](correlation, name) for name in FIGURES}
-            found = {
+            figures = {
                 name: batches * float(np.dot(self.fitted[kind][name], terms[name]))
                 for name in FIGURES
             }
         else:
             price = self.flat[self._known(kind)]
-            found = {name: units * priced(correlation) * price[name] for name in FIGURES}
-        found["messages"] = batches * self.messages[self._known(kind)]
+            figures = {name: units * priced(correlation) * price[name] for name in FIGURES}
+        figures["messages"] = batches * self.messages[self._known(kind)]
         part = units * correlation.transfers / STOCK
-        return {name: found[name] + part * self.extension[name] for name in COSTS}
+        return {name: figures[name] + part * self.extension[name] for name in COSTS}
 
     def _known(self, kind: str) -> str:
         """Return the kind whose price counts: this one, a gate of another kind, or what is made
@@ -107,11 +107,11 @@ class Prices:
 
     def of_material(self, work: Workload) -> dict[str, dict[str, float]]:
         """Return the cost of all that a step takes, by kind."""
-        found: dict[str, list[dict[str, float]]] = defaultdict(list)
+        by_kind: dict[str, list[dict[str, float]]] = defaultdict(list)
         for name, units in work.units.items():
             correlation = work.correlations[name]
-            found[kind_of(correlation)].append(self.of_units(correlation, units))
-        return {kind: summed(costs) for kind, costs in found.items()}
+            by_kind[kind_of(correlation)].append(self.of_units(correlation, units))
+        return {kind: summed(costs) for kind, costs in by_kind.items()}
 
     def extensions(self, work: Workload) -> float:
         """Return how often both stocks of transfers are extended for all that a step takes."""
@@ -286,17 +286,17 @@ def fit(
     return Prices(machine, list(runs), origin, flat, fitted, messages, _mean(extensions), compute)
 
 
-def with_others(found: Prices, before: Prices) -> Prices:
+def with_others(fresh: Prices, before: Prices) -> Prices:
     """Return the prices found, in which kinds that these runs did not make keep their price."""
-    kept = sorted(before.messages.keys() - found.messages.keys())
+    kept = sorted(before.messages.keys() - fresh.messages.keys())
     if not kept:
-        return found
+        return fresh
     return replace(
-        found,
-        origin=f"{found.origin}; {', '.join(kept)}: of commit {before.machine['commit']}",
-        flat={**before.flat, **found.flat},
-        fitted={**before.fitted, **found.fitted},
-        messages={**before.messages, **found.messages},
+        fresh,
+        origin=f"{fresh.origin}; {', '.join(kept)}: of commit {before.machine['commit']}",
+        flat={**before.flat, **fresh.flat},
+        fitted={**before.fitted, **fresh.fitted},
+        messages={**before.messages, **fresh.messages},
     )
 
 
@@ -309,15 +309,15 @@ def _fitted(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
     terms = np.array([t for t, _ in rows], np.float64)
     figures = np.array([max(y, 1e-9) for _, y in rows])
     scale = np.maximum(np.abs(terms).max(axis=0), 1e-9)
-    found, _ = nnls(terms / scale / figures[:, None], np.ones(len(rows)))
-    return [float(x) for x in found / scale]
+    factors, _ = nnls(terms / scale / figures[:, None], np.ones(len(rows)))
+    return [float(x) for x in factors / scale]
 
 
 def made_in(result: dict[str, Any], work: Workload) -> Made:
     """Return the batches of every correlation made in a run of `experiments.benchmarks.scale`,
     without the first one, which compiles, where there are others.
     """
-    found: Made = []
+    made: Made = []
     for row in result["correlations"]:
         correlation = work.correlations.get(workload.common_name(row["name"]))
         if correlation is None:
@@ -326,8 +326,8 @@ def made_in(result: dict[str, Any], work: Workload) -> Made:
         for batch in row["batches"][1:] or row["batches"]:
             stocks = stocks_extended(batch["messages"]) if correlation.transfers else 0
             by_stocks[stocks].append({name: batch[name] for name in COSTS})
-        found.append((correlation, by_stocks[0], by_stocks[2]))
-    return found
+        made.append((correlation, by_stocks[0], by_stocks[2]))
+    return made
 
 
 # ---- the command
@@ -348,8 +348,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     more = [result for path in options.more for result in _results(path)]
-    found = with_others(measure(commands.private_model(options), more=more), Prices.load())
-    write_json(options.json or SHIPPED, asdict(found))
+    prices = with_others(measure(commands.private_model(options), more=more), Prices.load())
+    write_json(options.json or SHIPPED, asdict(prices))
     show(f"written to {options.json or SHIPPED}")
 
 
@@ -357,7 +357,7 @@ def _results(path: str) -> list[dict[str, Any]]:
     """Return what a study has written, network by network."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        found: list[dict[str, Any]] = json.loads(text)["networks"]
+        networks: list[dict[str, Any]] = json.loads(text)["networks"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"--with: {path} is not the JSON of a study") from None
-    return found
+    return networks

@@ -107,7 +107,7 @@ def of_steps(
     def of(model: ModelConfig, asked: GenerationRequest) -> list[Workload]:
         return _whole(model, asked, networks, accepted, before)
 
-    found = one = of(config.with_blocks([last]), request)
+    total = one = of(config.with_blocks([last]), request)
     asked = request
     if len(kinds) > 1:
         # What a block takes does not depend on the vocabulary, whose traces take most of the time.
@@ -116,11 +116,11 @@ def of_steps(
         kinds = Counter({replace(kind, **few): count for kind, count in kinds.items()})
         one = of(replace(config.with_blocks([last]), **few), asked)
     for kind, count in kinds.items():
-        found = [
+        total = [
             _present(so_far.combined(b.combined(a, 1.0, -1.0), 1.0, float(count)))
-            for so_far, a, b in zip(found, one, of(kind, asked), strict=True)
+            for so_far, a, b in zip(total, one, of(kind, asked), strict=True)
         ]
-    return found
+    return total
 
 
 def _present(work: Workload) -> Workload:

@@ -81,12 +81,12 @@ def corpus(tokenizer: Tokenizer, longest: int, library: Path | None = None) -> C
             f"{library} has too few docstrings of {SHORTEST} to {longest} tokens in its tests; use "
             "a Python that comes with them (python.org's sources, pyenv)"
         )
-    found = [list(side) for side in sides]
+    parts = [list(side) for side in sides]
     facts = {
         "origin": "docstrings of the tests in the standard library of CPython",
         "python": platform.python_version(),
         "licence": LICENCE,
-        "sha256": _digest("\0".join(itertools.chain(*found))).hex(),
+        "sha256": _digest("\0".join(itertools.chain(*parts))).hex(),
         "sides": {
             name: {
                 "texts": len(side),
@@ -96,7 +96,7 @@ def corpus(tokenizer: Tokenizer, longest: int, library: Path | None = None) -> C
             for name, side, of in zip(("references", "real"), sides, files, strict=True)
         },
     }
-    return Corpus(found[0], found[1], places, facts)
+    return Corpus(parts[0], parts[1], places, facts)
 
 
 def docstrings(library: Path) -> Iterator[tuple[str, str]]:

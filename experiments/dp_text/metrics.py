@@ -97,11 +97,11 @@ def mauve(
     """
     points = projected(np.concatenate([made, real]))
     count = max(2, round(min(len(made), len(real)) / TEXTS_IN_A_BUCKET))
-    found, spread = [], []
+    values, spread = [], []
     for number in range(clusterings):
         labels = clusters(points, count, seed + number)
         of = labels[: len(made)], labels[len(made) :]
-        found.append(frontier_area(shares(of[0], count), shares(of[1], count)))
+        values.append(frontier_area(shares(of[0], count), shares(of[1], count)))
         rng = np.random.default_rng([seed, number])
         spread.append(
             [
@@ -113,7 +113,7 @@ def mauve(
             ]
         )
     deviation = np.std(spread, axis=1, ddof=1).mean()
-    return float(np.mean(found)), float(Z * deviation)
+    return float(np.mean(values)), float(Z * deviation)
 
 
 def shares(labels: np.ndarray, count: int) -> np.ndarray:
@@ -136,7 +136,7 @@ class Perplexity:
 
     def of(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the perplexity of each text, float64 [text]; NaN for an empty one."""
-        found: list[np.ndarray] = []
+        nats: list[np.ndarray] = []
         for start in range(0, len(texts), _AT_ONCE):
             some = [list(text[: self._room]) for text in texts[start : start + _AT_ONCE]]
             rows = np.zeros((_AT_ONCE, len(self._context) + self._room), np.int32)
@@ -146,8 +146,8 @@ class Perplexity:
                 lengths[i] = len(text)
             losses = np.asarray(self._run(self._params, rows, lengths), np.float64)
             with np.errstate(invalid="ignore", divide="ignore"):
-                found.append(np.exp(losses / lengths)[: len(some)])
-        return np.concatenate(found)
+                nats.append(np.exp(losses / lengths)[: len(some)])
+        return np.concatenate(nats)
 
 
 def _losses(

@@ -59,8 +59,8 @@ def table(result: Row) -> str:
 def in_results(result: Row, origin: str) -> list[str]:
     """Return the whole result as paragraphs of its page in docs/results."""
     tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
-    found = "\n".join(f"- {line}" for line in criteria(result))
-    return [circumstances(result), *tables, found]
+    holds = "\n".join(f"- {line}" for line in criteria(result))
+    return [circumstances(result), *tables, holds]
 
 
 def _tables(result: Row) -> list[list[str]]:
@@ -93,10 +93,10 @@ def _around(value: Sequence[float], times: float, digits: int) -> str:
 
 def groups(result: Row) -> Iterator[tuple[str, list[Row]]]:
     """Yield a name and the rows that differ in epsilon alone."""
-    found: dict[str, list[Row]] = {}
+    by_name: dict[str, list[Row]] = {}
     for row in result["rows"]:
-        found.setdefault(named(row), []).append(row)
-    yield from found.items()
+        by_name.setdefault(named(row), []).append(row)
+    yield from by_name.items()
 
 
 def table_2(result: Row, what: str, figure: Callable[[Row], str]) -> list[str]:
@@ -223,15 +223,15 @@ def _against(epsilon: float, ours: Sequence[Row], others: Sequence[Row]) -> str:
     what = f"{named(best)}, {100 * utility(best):.1f} % at {report.three(best['calls'])} calls"
     if not as_good:
         top = max(ours, key=utility)
-        found = f"none as good ({named(top)}: {100 * utility(top):.1f} %)"
-        return report.criterion(f"ε = {epsilon:g}", _bound(what), found, holds=False)
+        words = f"none as good ({named(top)}: {100 * utility(top):.1f} %)"
+        return report.criterion(f"ε = {epsilon:g}", _bound(what), words, holds=False)
     cheapest = min(as_good, key=lambda row: row["calls"])
     ratio = best["calls"] / cheapest["calls"]
-    found = (
+    words = (
         f"{named(cheapest)}, {100 * utility(cheapest):.1f} % at "
         f"{report.three(cheapest['calls'])} calls: {report.three(ratio)} times fewer"
     )
-    return report.criterion(f"ε = {epsilon:g}", _bound(what), found, holds=ratio >= FEWER)
+    return report.criterion(f"ε = {epsilon:g}", _bound(what), words, holds=ratio >= FEWER)
 
 
 def _bound(best: str) -> str:
@@ -272,12 +272,12 @@ def plot(result: Row, path: Path) -> None:
 def finish(figure: Any, panels: Sequence[Any]) -> None:
     """Add one legend for all panels, below them."""
     panels[0].set_ylabel("MAUVE, %")
-    found: dict[str, Any] = {}
+    styles: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
-        found |= dict(zip(labels, handles, strict=True))
+        styles |= dict(zip(labels, handles, strict=True))
     figure.legend(
-        list(found.values()), list(found), loc="outside lower center", ncols=5, fontsize=7
+        list(styles.values()), list(styles), loc="outside lower center", ncols=5, fontsize=7
     )
 
 

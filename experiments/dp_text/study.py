@@ -125,24 +125,24 @@ class DpTextCell:
 def cells(plan: DpTextPlan) -> list[DpTextCell]:
     """Return all cells, in the order in which they are run."""
     with_k = [k for k in plan.top_k if k is not None]
-    found: list[DpTextCell] = []
+    planned: list[DpTextCell] = []
     for method in plan.methods:
         if method == "public-only":
-            found += [DpTextCell(method, None, 1, k) for k in plan.top_k]
+            planned += [DpTextCell(method, None, 1, k) for k in plan.top_k]
             continue
         for epsilon in plan.epsilons:
             if method == "augpe":
-                found.append(DpTextCell(method, epsilon, 1, with_k[-1] if with_k else None))
+                planned.append(DpTextCell(method, epsilon, 1, with_k[-1] if with_k else None))
                 continue
             if method == CONTROL:  # C / B, and so the candidates, are the same for every batch
-                found += [DpTextCell(method, epsilon, 1, k) for k in with_k]
+                planned += [DpTextCell(method, epsilon, 1, k) for k in with_k]
                 continue
             batches = plan.batches
             if method not in OURS:
                 batches = plan.baseline_batches or BASELINE_BATCHES[method]
             ks = with_k if method == "invisibleink" else [None]
-            found += [DpTextCell(method, epsilon, batch, k) for batch in batches for k in ks]
-    return list(dict.fromkeys(found))
+            planned += [DpTextCell(method, epsilon, batch, k) for batch in batches for k in ks]
+    return list(dict.fromkeys(planned))
 
 
 class Study:
@@ -438,7 +438,7 @@ def command(options: argparse.Namespace) -> None:
             *commands.pair(options),
             plan,
             progress.update,
-            lambda found: commands.write(options, found),
+            lambda partial: commands.write(options, partial),
         )
     finally:
         progress.close()

@@ -51,16 +51,16 @@ def worth(
         say(f"worth of references: text {done + 1} of {len(numbers)}")
         text = prompts.tokenizer.encode(corpus.real[number], goes_on=True)[:tokens]
         rows = [prompts.public, *map(prompts.private, corpus.beside(number, most))]
-        found = _rows(run, rows, text, prompts.room + tokens)
-        public.append(_nats(found[0], found[0], text))
+        logits = _rows(run, rows, text, prompts.room + tokens)
+        public.append(_nats(logits[0], logits[0], text))
         for (batch, _, clip), of in zip(budgets, saved, strict=True):
             with_references = [
                 mean_logits(own, clipped_sum(own, others, np.ones(batch, bool), clip), batch)
                 for own, others in zip(
-                    found[0], np.moveaxis(found[1 : 1 + batch], 0, 1), strict=True
+                    logits[0], np.moveaxis(logits[1 : 1 + batch], 0, 1), strict=True
                 )
             ]
-            of.append(public[-1] - _nats(found[0], np.array(with_references), text))
+            of.append(public[-1] - _nats(logits[0], np.array(with_references), text))
     return [
         {
             "batch": batch,
@@ -97,9 +97,9 @@ def _rows(run: Any, prompts: Sequence[list[int]], text: list[int], room: int) ->
     rows = np.zeros((len(prompts), room), np.int32)
     for row, prompt in zip(rows, prompts, strict=True):
         row[: len(prompt) + len(text)] = [*prompt, *text]
-    found = np.asarray(run(rows))
+    logits = np.asarray(run(rows))
     return np.stack(
-        [out[len(prompt) - 1 :][: len(text)] for out, prompt in zip(found, prompts, strict=True)]
+        [out[len(prompt) - 1 :][: len(text)] for out, prompt in zip(logits, prompts, strict=True)]
     )
 
 

@@ -77,7 +77,7 @@ def _answer(
     model: Path, text: ChatText, plan: AnswersPlan, greedy: Callable[[list[int]], list[int]]
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        found = run_command(
+        result = run_command(
             [
                 "chat",
                 "--model",
@@ -91,8 +91,8 @@ def _answer(
             Path(folder) / "result.json",
         )
     expected = greedy([*text.head, *text.rest])
-    if found["finish_reason"] == "eos" and expected[-1] in Tokenizer.load(model).eos_ids:
-        found["token_ids"].append(expected[-1])  # which a report leaves out
+    if result["finish_reason"] == "eos" and expected[-1] in Tokenizer.load(model).eos_ids:
+        result["token_ids"].append(expected[-1])  # which a report leaves out
     names = (
         "text",
         "token_ids",
@@ -109,7 +109,7 @@ def _answer(
         "public": len(text.head),
         "secret": len(text.rest),
         "expected": expected,
-        **{name: found[name] for name in names},
+        **{name: result[name] for name in names},
     }
 
 
@@ -185,8 +185,9 @@ def _over(
     figure: Callable[[Mapping[str, Any]], float], form: str
 ) -> Callable[[Mapping[str, Any]], str]:
     def text(result: Mapping[str, Any]) -> str:
-        found = [figure(row) for row in result["rows"]]
-        return f"{statistics.fmean(found):{form}} ({min(found):{form}} to {max(found):{form}})"
+        figures = [figure(row) for row in result["rows"]]
+        least, most = min(figures), max(figures)
+        return f"{statistics.fmean(figures):{form}} ({least:{form}} to {most:{form}})"
 
     return text
 

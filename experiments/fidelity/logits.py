@@ -158,14 +158,14 @@ class LogitRows:
     def of(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> LogitRows:
         """Compare logits [n, vocab] of the text `tokens` [n]."""
         error = np.abs(np.asarray(secure, np.float64) - reference)
-        wanted, found = reference.argmax(axis=-1), secure.argmax(axis=-1)
+        wanted, secure_best = reference.argmax(axis=-1), secure.argmax(axis=-1)
         at = np.arange(len(tokens))
-        margin = reference[at, wanted].astype(np.float64) - reference[at, found]
+        margin = reference[at, wanted].astype(np.float64) - reference[at, secure_best]
         return LogitRows(
             error.max(axis=-1),
             error.mean(axis=-1),
             wanted,
-            found,
+            secure_best,
             margin,
             _log_p(tokens, reference),
             _log_p(tokens, secure),
@@ -218,12 +218,12 @@ class Comparison:
     @property
     def failures(self) -> list[str]:
         """Return what the criterion finds wrong; empty when it holds."""
-        found = []
+        reasons = []
         if not self.largest_error <= MAX_ERROR:
-            found.append(f"largest error {self.largest_error:.4f} exceeds {MAX_ERROR}")
+            reasons.append(f"largest error {self.largest_error:.4f} exceeds {MAX_ERROR}")
         if not self.agreement >= MIN_AGREEMENT:
-            found.append(f"top-1 agreement {self.agreement:.2%} is below {MIN_AGREEMENT:.0%}")
-        return found
+            reasons.append(f"top-1 agreement {self.agreement:.2%} is below {MIN_AGREEMENT:.0%}")
+        return reasons
 
 
 def compare(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> Comparison:

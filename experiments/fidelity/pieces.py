@@ -68,16 +68,16 @@ def by_pieces(
     """Compare whole chats; those that leave their ranges are listed, and not compared: no
     completion gives anything for them.
     """
-    rows, found = [], []
+    rows, left = [], []
     for i, text in enumerate(texts):
         say(f"by pieces: chat {i + 1} of {len(texts)}")
         logits, outside = pieces(text.rest)
-        found.append(Text(text.kind, len(text.rest), outside))
+        left.append(Text(text.kind, len(text.rest), outside))
         if not outside:
             rows.append(LogitRows.of(np.array(text.rest), exact(text.rest)[0], logits))
     if not rows:
         raise InputError("every chat leaves the ranges of the model; calibrate it again")
-    return Comparison.of(rows), found
+    return Comparison.of(rows), left
 
 
 def answered(
@@ -89,7 +89,7 @@ def answered(
     say: Callable[[str], None],
 ) -> list[Question]:
     """Compare answers token by token."""
-    found = []
+    answers = []
     for i, text in enumerate(texts):
         say(f"question {i + 1} of {len(texts)}")
         answer = greedy([*text.head, *text.rest])
@@ -103,7 +103,7 @@ def answered(
         flip = int(differ[0]) if len(differ) else None
         margin = None if flip is None else float(best[flip] - reference[flip, chosen[flip]])
         words = tokenizer.decode([t for t in answer if t not in tokenizer.eos_ids])
-        found.append(
+        answers.append(
             Question(
                 text.kind,
                 text.words,
@@ -114,7 +114,7 @@ def answered(
                 float((best - others).min()),
             )
         )
-    return found
+    return answers
 
 
 def greedy_of(model: Path, longest: int, tokens: int) -> Callable[[list[int]], list[int]]:
@@ -147,34 +147,33 @@ def measure(
     answers = answered(
         asked, exact, pieces, Tokenizer.load(model), greedy_of(model, longest, tokens), say
     )
-    compared, found = by_pieces(texts, exact, pieces, say)
+    compared, outside = by_pieces(texts, exact, pieces, say)
     failures = failures_of(compared)
     return {
         "passed": not failures,
         "failures": failures,
         "pieces": asdict(compared),
-        "texts": [asdict(text) for text in found],
+        "texts": [asdict(text) for text in outside],
         "questions": [asdict(answer) for answer in answers],
         "machine": asdict(machine()),
         "config": {"model": model.name, "public": len(texts[0].head)},
     }
 
 
-def failures_of(found: Comparison) -> list[str]:
+def failures_of(compared: Comparison) -> list[str]:
     """Say what the criterion finds wrong; nothing when it holds."""
     failures = []
-    if not found.agreement >= MIN_AGREEMENT:
-        failures.append(f"top-1 agreement {found.agreement:.2%} is below {MIN_AGREEMENT:.0%}")
-    if not abs(_change(asdict(found))) <= MAX_PERPLEXITY:
-        failures.append(
-            f"perplexity changes by {_change(asdict(found)):+.2%}, more than {MAX_PERPLEXITY:.1%}"
-        )
+    if not compared.agreement >= MIN_AGREEMENT:
+        failures.append(f"top-1 agreement {compared.agreement:.2%} is below {MIN_AGREEMENT:.0%}")
+    if not abs(_change(asdict(compared))) <= MAX_PERPLEXITY:
+        change = _change(asdict(compared))
+        failures.append(f"perplexity changes by {change:+.2%}, more than {MAX_PERPLEXITY:.1%}")
     return failures
 
 
-def _change(found: Mapping[str, Any]) -> float:
+def _change(compared: Mapping[str, Any]) -> float:
     """Return the relative change of perplexity."""
-    return float(found["perplexity_secure"] / found["perplexity_float32"] - 1)
+    return float(compared["perplexity_secure"] / compared["perplexity_float32"] - 1)
 
 
 # ---- as text
@@ -195,31 +194,31 @@ def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
     names = "on shares, two processes", "on shares, dealt"
     compared = {name: made["shares"] for name, made in zip(names, others, strict=False)}
     origins = [
-        under_table([name], [found["machine"]], NO_SECONDS.format(*found["machine"]["load"]))
-        for name, found in files.items()
+        under_table([name], [result["machine"]], NO_SECONDS.format(*result["machine"]["load"]))
+        for name, result in files.items()
     ]
     ranges, questions = _of_texts(pieces)
     compared["by pieces, in plaintext"] = pieces["pieces"]
     return [comparisons(compared), *origins[::-1], ranges, origins[0], questions, origins[0]]
 
 
-def comparisons(found: Mapping[str, Mapping[str, Any]]) -> str:
+def comparisons(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table with a column for each comparison, as `Comparison` has it."""
 
     def row(name: str, text: Callable[[Mapping[str, Any]], str]) -> list[str]:
-        return [name, *map(text, found.values())]
+        return [name, *map(text, results.values())]
 
-    first = next(iter(found.values()))
+    first = next(iter(results.values()))
     return "\n".join(
         report.table(
-            ("logits against float32's", *found),
+            ("logits against float32's", *results),
             [
                 row("positions", lambda r: f"{r['positions']:,}"),
                 row("largest error", lambda r: f"{r['largest_error']:.3f}"),
                 *(
                     [
                         f"largest of a position, quantile {q}",
-                        *(f"{r['quantiles'][q]:.3f}" for r in found.values()),
+                        *(f"{r['quantiles'][q]:.3f}" for r in results.values()),
                     ]
                     for q in first["quantiles"]
                 ),
@@ -276,8 +275,8 @@ def _left(texts: Sequence[Mapping[str, Any]]) -> str:
     return f"{count} ({', '.join(sites)})" if sites else str(count)
 
 
-def _largest_margin(found: Mapping[str, Any]) -> str:
-    margins = [flip["margin"] for flip in found["flips"]]
+def _largest_margin(answers: Mapping[str, Any]) -> str:
+    margins = [flip["margin"] for flip in answers["flips"]]
     return f"{max(margins):.4f} of {len(margins)}" if margins else "none"
 
 

@@ -260,8 +260,8 @@ class Opened:
 def table(result: dict[str, Any]) -> str:
     """Return the comparison as Markdown."""
     verdict = "criterion: " + ("; ".join(result["failures"]) or "holds")
-    found = {"on shares": result["shares"], "by pieces, at the same positions": result["pieces"]}
-    return "\n\n".join([comparisons(found), verdict])
+    compared = {"on shares": result["shares"], "by pieces, at the same positions": result["pieces"]}
+    return "\n\n".join([comparisons(compared), verdict])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

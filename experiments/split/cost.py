@@ -49,13 +49,13 @@ def compared(
     prices = Prices.load()
 
     def of(request: GenerationRequest) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for network in NETWORKS:
             options = Options(*lengths, network)
             works = of_completion(config, request, [options.shape], STEPS)
             for name, work in zip(("prefill", "step"), works, strict=True):
                 figure = figures(work, options, prices)
-                kept = found.setdefault(
+                kept = result.setdefault(
                     name,
                     {
                         "messages": figure["messages"],
@@ -70,7 +70,7 @@ def compared(
                 )
                 kept["seconds"][network] = figure["seconds"]
                 kept["offline_seconds"][network] = figure["offline"]["seconds"]
-        return found
+        return result
 
     return {
         "model": config.asdict(),
@@ -115,18 +115,18 @@ def table(result: dict[str, Any]) -> str:
     for of in ("prefill", "step"):
         size = result["prompt_tokens"] if of == "prefill" else result["positions"]
         for way in ("whole", "middle"):
-            found = result[way][of]
+            figures = result[way][of]
             name = "whole" if way == "whole" else "split {},{}".format(*result["split"])
             rows.append(
                 (
                     f"{of} of {size}, {name}",
-                    str(found["messages"]),
-                    str(found["rounds"]),
-                    f"{found['bytes'] / 1e3:.0f}",
-                    *(f"{found['seconds'][n]:.2f}" for n in NETWORKS),
-                    f"{found['stored_bytes'] / 1e6:.1f}",
-                    f"{found['offline_bytes'] / 1e6:.1f}",
-                    f"{found['offline_seconds']['lan']:.1f}",
+                    str(figures["messages"]),
+                    str(figures["rounds"]),
+                    f"{figures['bytes'] / 1e3:.0f}",
+                    *(f"{figures['seconds'][n]:.2f}" for n in NETWORKS),
+                    f"{figures['stored_bytes'] / 1e6:.1f}",
+                    f"{figures['offline_bytes'] / 1e6:.1f}",
+                    f"{figures['offline_seconds']['lan']:.1f}",
                 )
             )
     return "\n".join(report.table(heads, rows))

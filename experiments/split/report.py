@@ -35,10 +35,10 @@ def table(result: Row) -> str:
 
 def in_results(result: Row, origin: str) -> list[str]:
     """Return the whole result as paragraphs of its page in docs/results."""
-    found = [circumstances(result), "\n".join(utility(result)), origin]
+    paragraphs = [circumstances(result), "\n".join(utility(result)), origin]
     for epsilon in _epsilons(result):
-        found += ["\n".join(attacks(result, epsilon)), origin]
-    return found
+        paragraphs += ["\n".join(attacks(result, epsilon)), origin]
+    return paragraphs
 
 
 def _epsilons(result: Row) -> list[float]:
@@ -46,28 +46,28 @@ def _epsilons(result: Row) -> list[float]:
 
 
 def circumstances(result: Row) -> str:
-    of, plan, found = result["corpus"], result["plan"], result.get("inverters")
+    of, plan, inverters = result["corpus"], result["plan"], result.get("inverters")
     text = (
         f"Tuning: {plan['rounds']} rounds, {of['tuning_tokens']:,} tokens of {of['known_files']} "
         f"files. Perplexity and accuracy: {of['windows']} windows of {of['length']} tokens from "
         f"{of['held_out_files']} held-out files. Attacked: {plan['texts']} texts of {of['length']} "
         f"tokens from these files, the first half of each as the prompt. 95 % intervals (±)."
     )
-    if found:
+    if inverters:
         text += (
-            f" Of {found['tokens']:,} tokens of public text that it was not trained on, the "
-            f"inverter of A1, A3 and A4 finds {found['base']:.1%} where there is no "
-            f"codebook, with A1's corrector {found['corrected']:.1%}."
+            f" Of {inverters['tokens']:,} tokens of public text that it was not trained on, the "
+            f"inverter of A1, A3 and A4 finds {inverters['base']:.1%} where there is no "
+            f"codebook, with A1's corrector {inverters['corrected']:.1%}."
         )
     return text
 
 
 def _by_name(result: Row) -> dict[str, dict[bool, Row]]:
     """Return rows by what they are of, then by whether they were tuned."""
-    found: dict[str, dict[bool, Row]] = {}
+    by_name: dict[str, dict[bool, Row]] = {}
     for row in result["rows"]:
-        found.setdefault(name_of(row), {})[row["rounds"] > 0] = row
-    return found
+        by_name.setdefault(name_of(row), {})[row["rounds"] > 0] = row
+    return by_name
 
 
 def utility(result: Row) -> list[str]:

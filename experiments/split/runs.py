@@ -86,7 +86,7 @@ def one(
     busy, own, started = busy_seconds(), own_seconds(), time.perf_counter()
     if mode == "full":
         arguments = ["demo", *of_text, "--model", str(model), "--draft-model", str(draft)]
-        found = run_command(arguments, json_file)
+        result = run_command(arguments, json_file)
     else:
         with _middle(mode, model, network) as server:
             arguments = [
@@ -105,7 +105,7 @@ def one(
             ]
             arguments += ["--draft-model", str(draft)] if mode == "mpc" else []
             arguments += ["--secrets", str(folder / "secrets")] if mode == "noir" else []
-            found = run_command(arguments, json_file)
+            result = run_command(arguments, json_file)
     elapsed = time.perf_counter() - started
     others = busy_seconds() - busy - (own_seconds() - own)
     return {
@@ -114,8 +114,8 @@ def one(
         "prompt": prompt.kind,
         "elapsed": elapsed,
         "others": max(0.0, others) / elapsed,
-        "tokens": len(found["token_ids"]),
-        **{name: found[name] for name in ("steps", "seconds", "bytes", "messages", "learned")},
+        "tokens": len(result["token_ids"]),
+        **{name: result[name] for name in ("steps", "seconds", "bytes", "messages", "learned")},
     }
 
 
@@ -223,7 +223,7 @@ MOST = {"online seconds": (online, 0.5), "material": (material, 0.4)}
 
 def criteria(result: Run) -> list[str]:
     """Compare mpc with full decoding on lan, prompt by prompt."""
-    found = []
+    checks = []
     mpc, full = ({r["prompt"]: r for r in _of(result, "lan", m)} for m in ("mpc", "full"))
     for name, (figure, most) in MOST.items():
         ratios = [figure(mpc[p]) / figure(full[p]) for p in mpc if p in full and figure(full[p])]
@@ -233,7 +233,7 @@ def criteria(result: Run) -> list[str]:
                 f"{report.three(middle)} (median of {len(ratios)} prompts, "
                 f"{report.three(min(ratios))} to {report.three(max(ratios))})"
             )
-            found.append(
+            checks.append(
                 report.criterion(
                     f"{name} of mpc on lan",
                     f"{most:g} of full decoding's at most",
@@ -241,7 +241,7 @@ def criteria(result: Run) -> list[str]:
                     holds=middle <= most,
                 )
             )
-    return found
+    return checks
 
 
 def table(result: Run) -> str:
@@ -254,8 +254,8 @@ def in_results(files: Mapping[str, Run]) -> list[str]:
     ((name, data),) = files.items()
     others = [r["others"] for r in data["runs"]]
     load = f"load of other work {min(others):.2f} to {max(others):.2f} cores"
-    found = "\n".join(f"- {line}" for line in criteria(data))
-    return ["\n".join(rows(data)), under_table((name,), [data["machine"]], load), found]
+    holds = "\n".join(f"- {line}" for line in criteria(data))
+    return ["\n".join(rows(data)), under_table((name,), [data["machine"]], load), holds]
 
 
 # ---- the command
@@ -282,7 +282,7 @@ def command(options: argparse.Namespace) -> None:
     commands.check_range("--prompts", options.prompts, 1, len(read_prompts()))
     progress = Progress()
     try:
-        result = measure(options, progress.update, lambda found: commands.write(options, found))
+        result = measure(options, progress.update, lambda partial: commands.write(options, partial))
     finally:
         progress.close()
     show_table(table(result))

@@ -90,12 +90,12 @@ def cells(plan: NoirPlan) -> list[NoirCell]:
     """Return all cells in the order in which they are run: without tuning, too, where that says
     something.
     """
-    found = [NoirCell(NONE, None, 0), NoirCell(NONE, None, plan.rounds)]
+    planned = [NoirCell(NONE, None, 0), NoirCell(NONE, None, plan.rounds)]
     for mechanism in plan.mechanisms:
         for epsilon in plan.epsilons:
             tunings = (0,) if mechanism in BASELINES else (0, plan.rounds)
-            found += [NoirCell(mechanism, epsilon, rounds) for rounds in tunings]
-    return found
+            planned += [NoirCell(mechanism, epsilon, rounds) for rounds in tunings]
+    return planned
 
 
 # ---- real text
@@ -272,14 +272,14 @@ def _noisy_front(
     """
     b, n = tokens.shape
     drawn = noise(b * n, config.width, eta, prg).reshape(b, n, -1)
-    at_once, found = config.vocab_size // n, []
+    at_once, rows = config.vocab_size // n, []
     for at in range(0, b, at_once):
         some, of = tokens[at : at + at_once], drawn[at : at + at_once]
         own = np.zeros((config.vocab_size, config.width), np.float32)
         own[: some.size] = (table[some] + of).reshape(some.size, -1)
         front, _ = client_ends(params, config, SPLIT, own)
-        found.append(_front_of(front, config, np.arange(some.size).reshape(some.shape)))
-    return jnp.concatenate(found), drawn
+        rows.append(_front_of(front, config, np.arange(some.size).reshape(some.shape)))
+    return jnp.concatenate(rows), drawn
 
 
 def utility(

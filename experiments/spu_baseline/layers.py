@@ -145,7 +145,7 @@ def run(session: PartySession, job: Job[LayersRequest, Nothing], send: Send) -> 
 
     def measured(n: int) -> list[dict[str, Any]]:
         tokens = session.private(CLIENT, lambda: np.arange(n) % 7, (n,), np.int32)
-        found = []
+        costs = []
         for layer in layers(config, weights, capacity, n):
             send("update", name=f"stock {layer.kind}, {n} positions")
             function = WholeFunction(
@@ -158,8 +158,8 @@ def run(session: PartySession, job: Job[LayersRequest, Nothing], send: Send) -> 
             session.prepare(function, *args)
             phase = f"{layer.kind} {len(session.meter.seconds)}"
             cost = timed(session, phase, functools.partial(session.call, function, *args))[1]
-            found.append({"kind": layer.kind, "times": layer.times} | cost)
-        return found
+            costs.append({"kind": layer.kind, "times": layer.times} | cost)
+        return costs
 
     send("stage", name="layers of the stock path, to warm up")
     measured(positions[0])

@@ -133,11 +133,11 @@ def measure(
     for option in options:
         say(f"{option.name} ...")
         with _functions(option), Simulation(option.config) as simulation:
-            found = simulation.run(
+            made = simulation.run(
                 lambda session: spu_layers.run(session, job, lambda event, **fields: None)
             )[CLIENT]
         kinds = {}
-        for layer in found["steps"][0]["layers"]:
+        for layer in made["steps"][0]["layers"]:
             cost = spu_layers.scaled(layer)
             kinds[layer["kind"]] = {"bytes": report.both_ways(cost), "messages": cost["messages"]}
         rows.append(

@@ -328,10 +328,10 @@ def measure(model: Path, prompt: str, capacity: int, steps: int, network: str) -
     """Run one network's session; return its result as JSON fields, with its tokens compared with
     plaintext's.
     """
-    found = complete(model, prompt, capacity, steps, network)
+    completed = complete(model, prompt, capacity, steps, network)
     tokens = Tokenizer.load(model).encode(prompt)
-    wanted = greedy_reference(model, tokens, len(found["tokens"]))
-    return found | {"as_in_plaintext": found["tokens"] == wanted}
+    wanted = greedy_reference(model, tokens, len(completed["tokens"]))
+    return completed | {"as_in_plaintext": completed["tokens"] == wanted}
 
 
 def complete(model: Path, prompt: str, capacity: int, steps: int, network: str) -> dict[str, Any]:

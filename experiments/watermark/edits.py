@@ -35,10 +35,10 @@ def replaced(share: float) -> Edit:
 
     def edit(text: list[int], vocab: int, prg: Prg) -> list[int]:
         places = _places(len(text), share, prg)
-        found = list(text)
+        edited = list(text)
         for place, token in zip(places, _tokens(len(places), vocab, prg), strict=True):
-            found[place] = token
-        return found
+            edited[place] = token
+        return edited
 
     return edit
 
@@ -59,11 +59,11 @@ def inserted(share: float) -> Edit:
     def edit(text: list[int], vocab: int, prg: Prg) -> list[int]:
         places = _places(len(text), share, prg)
         before = dict(zip(places, _tokens(len(places), vocab, prg), strict=True))
-        found: list[int] = []
+        edited: list[int] = []
         for i, token in enumerate(text):
-            found += [before[i]] if i in before else []
-            found.append(token)
-        return found
+            edited += [before[i]] if i in before else []
+            edited.append(token)
+        return edited
 
     return edit
 
@@ -106,13 +106,13 @@ def paraphrased(
     count, length = texts.shape
     blocks = prg.uniform((count, -(-length // BLOCK))) < share
     rewritten = np.repeat(blocks, BLOCK, axis=1)[:, :length]
-    found = texts.copy()
+    edited = texts.copy()
     state = lanes.begun(prompts)
     for i in range(length):
         p = distribution_of(state.logits, 1.0, never).p
         for j, point in enumerate(prg.uniform((count, 1))):
             if rewritten[j, i]:
-                found[j, i] = draws(p[j], point)[0]
+                edited[j, i] = draws(p[j], point)[0]
         if i + 1 < length:
-            state = lanes.after(state, found[:, i])
-    return found
+            state = lanes.after(state, edited[:, i])
+    return edited

@@ -39,35 +39,35 @@ def _any(count: int, prg: Prg) -> int:
 
 def followers(texts: Sequence[Sequence[int]], n: int = NGRAM) -> dict[Gram, list[int]]:
     """Return what was seen after each n - 1 tokens."""
-    found: dict[Gram, list[int]] = defaultdict(list)
+    after: dict[Gram, list[int]] = defaultdict(list)
     for text in texts:
         for i in range(n - 1, len(text)):
-            found[tuple(text[i - n + 1 : i])].append(text[i])
-    return dict(found)
+            after[tuple(text[i - n + 1 : i])].append(text[i])
+    return dict(after)
 
 
 def walk(texts: Sequence[Sequence[int]], length: int, prg: Prg) -> list[int]:
     """Forge a text by the walk that the module describes."""
     after = followers(texts)
     contexts = list(after)
-    found: list[int] = []
-    while len(found) < length:
-        known = after.get(tuple(found[-NGRAM + 1 :]))
-        if known is None or len(found) < NGRAM - 1:
-            found += contexts[_any(len(contexts), prg)]
+    text: list[int] = []
+    while len(text) < length:
+        known = after.get(tuple(text[-NGRAM + 1 :]))
+        if known is None or len(text) < NGRAM - 1:
+            text += contexts[_any(len(contexts), prg)]
         else:
-            found.append(known[_any(len(known), prg)])
-    return found[:length]
+            text.append(known[_any(len(known), prg)])
+    return text[:length]
 
 
 def paste(texts: Sequence[Sequence[int]], length: int, prg: Prg) -> list[int]:
     """Forge a text by the pasting that the module describes."""
-    found: list[int] = []
-    while len(found) < length:
+    pasted: list[int] = []
+    while len(pasted) < length:
         text = texts[_any(len(texts), prg)]
         start = _any(max(1, len(text) - PHRASE + 1), prg)
-        found += text[start : start + PHRASE]
-    return found[:length]
+        pasted += text[start : start + PHRASE]
+    return pasted[:length]
 
 
 FORGERS: dict[str, Callable[[Sequence[Sequence[int]], int, Prg], list[int]]] = {
@@ -86,18 +86,18 @@ def draft(
 ) -> list[list[int]]:
     """Forge a text after each prompt [text, token] by the drafting that the module describes."""
     after = followers(texts)
-    found: list[list[int]] = [[] for _ in prompts]
+    drafted: list[list[int]] = [[] for _ in prompts]
     state = lanes.begun(prompts)
     for i in range(length):
         p = distribution_of(state.logits, 1.0, never).p
         for j, point in enumerate(prg.uniform((len(prompts), 1))):
-            known = after.get(tuple(found[j][-NGRAM + 1 :]), []) if i >= NGRAM - 1 else []
+            known = after.get(tuple(drafted[j][-NGRAM + 1 :]), []) if i >= NGRAM - 1 else []
             if known:
                 p[j, known] *= math.exp(MORE)
-            found[j].append(draws(p[j], point)[0])
+            drafted[j].append(draws(p[j], point)[0])
         if i + 1 < length:
-            state = lanes.after(state, np.array([text[-1] for text in found]))
-    return found
+            state = lanes.after(state, np.array([text[-1] for text in drafted]))
+    return drafted
 
 
 # ---- what the key says

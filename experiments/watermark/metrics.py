@@ -22,11 +22,11 @@ Interval = list[float]  # the figure, and both ends
 def roc(marked: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return false and true positives at every threshold, from (0, 0) to (1, 1)."""
     thresholds = np.unique(np.concatenate([marked, others]))[::-1]
-    found = [
+    points = [
         1 - np.searchsorted(np.sort(side), thresholds, side="left") / len(side)
         for side in (others, marked)
     ]
-    return np.concatenate([[0.0], found[0]]), np.concatenate([[0.0], found[1]])
+    return np.concatenate([[0.0], points[0]]), np.concatenate([[0.0], points[1]])
 
 
 def auc(marked: np.ndarray, others: np.ndarray) -> float:
@@ -63,7 +63,7 @@ def by_prompt(
     """Return a figure, with its interval, of scores [prompt, ...] of marked texts and of others,
     where the first prompts of the others are the prompts of the marked ones.
     """
-    found = figure(marked.ravel(), others.ravel())
+    whole = figure(marked.ravel(), others.ravel())
     source = np.random.default_rng(0)
     drawn = []
     for _ in range(ROUNDS):
@@ -73,7 +73,7 @@ def by_prompt(
         else:
             theirs = source.integers(0, len(others), len(others))
         drawn.append(figure(marked[mine].ravel(), others[theirs].ravel()))
-    return _rounded(found, drawn)
+    return _rounded(whole, drawn)
 
 
 def mean(values: np.ndarray, rounds: int = 2000) -> Interval:
@@ -108,10 +108,10 @@ def difference_of_ratios(
     def of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.asarray(a[rows].sum(axis=1) / b[rows].sum(axis=1))
 
-    found = over.sum() / under.sum() - other_over.sum() / other_under.sum()
-    return _rounded(float(found), of(over, under) - of(other_over, other_under))
+    whole = over.sum() / under.sum() - other_over.sum() / other_under.sum()
+    return _rounded(float(whole), of(over, under) - of(other_over, other_under))
 
 
-def _rounded(found: float, drawn: object) -> Interval:
+def _rounded(whole: float, drawn: object) -> Interval:
     low, high = np.percentile(np.asarray(drawn), [50 - LEVEL / 2, 50 + LEVEL / 2])
-    return [round(float(x), 4) for x in (found, low, high)]
+    return [round(float(x), 4) for x in (whole, low, high)]

@@ -49,10 +49,8 @@ def name_of(row: Row) -> str:
 
 def at(result: Row, temperature: float) -> list[Row]:
     """Return rows of methods, in the order of tables; of F only the default."""
-    found = {
-        cell_of(row).method: row for row in result["rows"] if row["temperature"] == temperature
-    }
-    return [found[method] for method in ORDER if method in found]
+    rows = {cell_of(row).method: row for row in result["rows"] if row["temperature"] == temperature}
+    return [rows[method] for method in ORDER if method in rows]
 
 
 def temperatures(result: Row) -> list[float]:
@@ -72,9 +70,9 @@ def of_method(result: Row, temperature: float, name: str, **wanted: Any) -> list
 def detected(rows: Sequence[Row]) -> Iterator[tuple[str, Row, Row]]:
     """Yield (name, row, detection), one for each score."""
     for row in rows:
-        for kind, found in row.get("detection", {}).items():
+        for kind, scores in row.get("detection", {}).items():
             score = f", {SCORES[kind]}" if row["name"] == "aaronson" else ""
-            yield name_of(row) + score, row, found
+            yield name_of(row) + score, row, scores
 
 
 # ---- tables
@@ -91,18 +89,18 @@ def table(result: Row) -> str:
 def in_results(result: Row, origin: str) -> list[str]:
     """Return the whole result as paragraphs of its page in docs/results."""
     tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
-    found = "\n".join(f"- {line}" for line in criteria(result))
-    return [circumstances(result), *tables, found]
+    holds = "\n".join(f"- {line}" for line in criteria(result))
+    return [circumstances(result), *tables, holds]
 
 
 def _tables(result: Row) -> list[list[str]]:
-    found = []
+    tables = []
     for temperature in temperatures(result):
-        found += [distortion(result, temperature), detection(result, temperature)]
-    found += [by_length(result), by_score(result)]
-    found += [edited(result, temperature) for temperature in temperatures(result)]
-    found += [parts(result), history(result), forged(result), guesses(result), drafted(result)]
-    return [rows for rows in found if len(rows) > 2]
+        tables += [distortion(result, temperature), detection(result, temperature)]
+    tables += [by_length(result), by_score(result)]
+    tables += [edited(result, temperature) for temperature in temperatures(result)]
+    tables += [parts(result), history(result), forged(result), guesses(result), drafted(result)]
+    return [rows for rows in tables if len(rows) > 2]
 
 
 def circumstances(result: Row) -> str:
@@ -177,19 +175,19 @@ def distortion(result: Row, temperature: float) -> list[str]:
 def detection(result: Row, temperature: float) -> list[str]:
     """Return Table 1: how well each method is detected."""
     lines = []
-    for name, row, found in detected(at(result, temperature)):
-        lengths, after = found["by_length"], found["edited"]
+    for name, row, scores in detected(at(result, temperature)):
+        lengths, after = scores["by_length"], scores["edited"]
         full = lengths[str(min(JUDGED, int(max(lengths, key=int))))]
         p = "–"
         if row["name"] not in ("kirchenbauer", "kuditipudi") and "as published" not in name:
-            p = f"{found['median']:.1f}"
+            p = f"{scores['median']:.1f}"
         lines.append(
             [
                 name,
                 *(f"{100 * lengths[n]['auc'][0]:.1f}" for n in ("25", "50") if n in lengths),
                 percent(full["auc"]),
                 percent(full["pauc"]),
-                f"{100 * found['pooled']['auc'][0]:.1f} / {100 * found['pooled']['pauc'][0]:.1f}",
+                f"{100 * scores['pooled']['auc'][0]:.1f} / {100 * scores['pooled']['pauc'][0]:.1f}",
                 p,
                 f"{100 * after['replaced 10 %']['auc'][0]:.1f} / "
                 f"{100 * after['replaced 10 %']['pauc'][0]:.1f}",
@@ -215,11 +213,11 @@ def by_length(result: Row) -> list[str]:
     lines = []
     for temperature in temperatures(result):
         rows = [row for row in at(result, temperature) if not row["history"]]
-        for name, _, found in detected(rows):
+        for name, _, scores in detected(rows):
             cells = [
-                f"{100 * found['by_length'][n]['auc'][0]:.1f} / "
-                f"{100 * found['by_length'][n]['pauc'][0]:.1f}"
-                if n in found["by_length"]
+                f"{100 * scores['by_length'][n]['auc'][0]:.1f} / "
+                f"{100 * scores['by_length'][n]['pauc'][0]:.1f}"
+                if n in scores["by_length"]
                 else "–"
                 for n in LENGTHS
             ]
@@ -257,17 +255,17 @@ def by_score(result: Row) -> list[str]:
 def edited(result: Row, temperature: float) -> list[str]:
     """Return a table of what is left after edits: of methods that have all of them."""
     of = [
-        (name, found["edited"])
-        for name, _, found in detected(at(result, temperature))
-        if len(found["edited"]) > 2
+        (name, scores["edited"])
+        for name, _, scores in detected(at(result, temperature))
+        if len(scores["edited"]) > 2
     ]
-    edits = dict.fromkeys(edit for _, found in of for edit in found)
+    edits = dict.fromkeys(edit for _, scores in of for edit in scores)
     lines = [
         [
             edit,
             *(
-                f"{100 * found[edit]['auc'][0]:.1f} / {percent(found[edit]['tpr'], 0)}"
-                for _, found in of
+                f"{100 * scores[edit]['auc'][0]:.1f} / {percent(scores[edit]['tpr'], 0)}"
+                for _, scores in of
             ),
         ]
         for edit in edits
@@ -280,9 +278,9 @@ def parts(result: Row) -> list[str]:
     """Return a table of how a marked third in an unmarked text is found."""
     lines = []
     for temperature in temperatures(result):
-        for name, _, found in detected(at(result, temperature)):
-            if "part" in found:
-                part = found["part"]
+        for name, _, scores in detected(at(result, temperature)):
+            if "part" in scores:
+                part = scores["part"]
                 lines.append(
                     [
                         f"{name}, temperature {temperature:g}",
@@ -393,10 +391,10 @@ def drafted(result: Row) -> list[str]:
             continue
         for row in [*plain, *of_method(result, temperature, "race")]:
             of = row["drafts"]
-            found = row.get("detection", {}).get("fisher", {}).get("median")
+            median = row.get("detection", {}).get("fisher", {}).get("median")
             cells = [
                 f"{name_of(row)}, temperature {temperature:g}",
-                "–" if found is None else f"{found:.1f}",
+                "–" if median is None else f"{median:.1f}",
                 percent(of["accepted"]),
                 f"{100 * of['overlap'][0]:.1f}",
             ]
@@ -465,9 +463,9 @@ def _same_speed(result: Row, temperature: float, where: str) -> list[str]:
     marked = of_method(result, temperature, "race", history=True)
     if not (plain and marked):
         return []
-    found = [_difference(marked[0], plain[0], str(n)) for n in DRAFTS]
-    said = "; ".join(f"{n} drafts {around(x, 2)}" for n, x in zip(DRAFTS, found, strict=True))
-    holds = all(low <= 0 <= high for _, low, high in found)
+    differences = [_difference(marked[0], plain[0], str(n)) for n in DRAFTS]
+    said = "; ".join(f"{n} drafts {around(x, 2)}" for n, x in zip(DRAFTS, differences, strict=True))
+    holds = all(low <= 0 <= high for _, low, high in differences)
     return [
         report.criterion(
             f"tokens a step, {where}",
@@ -504,10 +502,10 @@ def draw(figure: Any, result: Row) -> None:
     """
     left, middle, right = figure.subplots(1, 3)
     coldest, warmest = min(temperatures(result)), max(temperatures(result))
-    for style, found, _ in shown(result, coldest):
+    for style, scores, _ in shown(result, coldest):
         name, colour, marker = style
-        lengths = sorted(map(int, found["by_length"]))
-        value = np.array([found["by_length"][str(n)]["auc"] for n in lengths])
+        lengths = sorted(map(int, scores["by_length"]))
+        value = np.array([scores["by_length"][str(n)]["auc"] for n in lengths])
         left.errorbar(
             lengths,
             100 * value[:, 0],
@@ -519,12 +517,12 @@ def draw(figure: Any, result: Row) -> None:
             capsize=2,
             label=name,
         )
-    for style, found, _ in shown(result, warmest):
+    for style, scores, _ in shown(result, warmest):
         name, colour, marker = style
         points = [
-            (n, found["edited"][f"replaced {n} %"])
+            (n, scores["edited"][f"replaced {n} %"])
             for n in REPLACED
-            if f"replaced {n} %" in found["edited"]
+            if f"replaced {n} %" in scores["edited"]
         ]
         if len(points) > 1:
             middle.plot(
@@ -537,11 +535,13 @@ def draw(figure: Any, result: Row) -> None:
                 label=name,
             )
     for temperature, filled in ((warmest, True), (coldest, False)):
-        for style, found, row in shown(result, temperature):
+        for style, scores, row in shown(result, temperature):
             _, colour, marker = style
             shift, low, high = (100 * math.expm1(x) for x in row["shift"])
             right.errorbar(
-                [100 * found["by_length"]["50"]["auc"][0]] if "50" in found["by_length"] else [50],
+                [100 * scores["by_length"]["50"]["auc"][0]]
+                if "50" in scores["by_length"]
+                else [50],
                 [shift],
                 [[max(0, shift - low)], [max(0, high - shift)]],
                 color=colour,

@@ -132,12 +132,12 @@ def one(asked: RunKey, prompt: Prompt, model: Path, draft: Path, folder: Path) -
         arguments += ["--candidates", str(asked.candidates)] if asked.candidates > 1 else []
     busy, own, started = busy_seconds(), own_seconds(), time.perf_counter()
     load_start = os.getloadavg()[0]
-    found = run_command(arguments, folder / "run.json")
+    result = run_command(arguments, folder / "run.json")
     elapsed = time.perf_counter() - started
     others = busy_seconds() - busy - (own_seconds() - own)
     mark = None
-    if file is not None and found["text"].strip():
-        verdict = detect([file], [TokenUnits(tokenizer)], found["text"], locate=False)
+    if file is not None and result["text"].strip():
+        verdict = detect([file], [TokenUnits(tokenizer)], result["text"], locate=False)
         mark = verdict.log_p / math.log(10)
     figures = ("steps", "drafted", "accepted", "seconds", "bytes", "messages", "text", "learned")
     return {
@@ -147,8 +147,8 @@ def one(asked: RunKey, prompt: Prompt, model: Path, draft: Path, folder: Path) -
         "load_start": load_start,
         "machine": asdict(machine()),
         "log10_p": mark,
-        "tokens": len(found["token_ids"]),
-        **{name: found[name] for name in figures},
+        "tokens": len(result["token_ids"]),
+        **{name: result[name] for name in figures},
     }
 
 
@@ -179,13 +179,13 @@ def name_of(asked: dict[str, Any]) -> str:
 
 def groups(result: Run) -> dict[tuple[str, int, str], dict[str, Run]]:
     """Return runs by network, length and system, and there by their prompts."""
-    found: dict[tuple[str, int, str], dict[str, Run]] = {}
+    by_place: dict[tuple[str, int, str], dict[str, Run]] = {}
     for run in result["runs"]:
         asked = run["asked"]
         if run["tokens"]:
             key = (asked["network"], asked["tokens"], name_of(asked))
-            found.setdefault(key, {})[asked["prompt"]] = run
-    return found
+            by_place.setdefault(key, {})[asked["prompt"]] = run
+    return by_place
 
 
 def table(result: Run) -> str:
@@ -282,18 +282,18 @@ def command(options: argparse.Namespace) -> None:
         options.draft_length,
         options.verify,
     )
-    found, pair = saved.runs_in(options.json), commands.pair(options)
-    done = [run["asked"] for run in found["runs"]]
+    data, pair = saved.runs_in(options.json), commands.pair(options)
+    done = [run["asked"] for run in data["runs"]]
     left = [(asked, prompt) for asked, prompt in runs if asdict(asked) not in done]
     with tempfile.TemporaryDirectory() as folder:
         for asked, prompt in left:
             show(f"{asked.network}, {asked.prompt}, {name_of(asdict(asked))}")
             try:
-                found["runs"].append(one(asked, prompt, *pair, Path(folder)))
+                data["runs"].append(one(asked, prompt, *pair, Path(folder)))
             except SpuLlmError as exc:
                 show(f"  failed: {exc}")
-                found["failed"].append({"asked": asdict(asked), "error": str(exc)})
-            commands.write(options, found)
-    show_table(table(found))
-    if failed := len(runs) - sum(asdict(a) in [r["asked"] for r in found["runs"]] for a, _ in runs):
+                data["failed"].append({"asked": asdict(asked), "error": str(exc)})
+            commands.write(options, data)
+    show_table(table(data))
+    if failed := len(runs) - sum(asdict(a) in [r["asked"] for r in data["runs"]] for a, _ in runs):
         raise SpuLlmError(f"{failed} of {len(runs)} runs failed; give the command again")

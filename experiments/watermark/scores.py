@@ -67,11 +67,11 @@ def distinct(pairs: Pairs, length: int | None = None) -> np.ndarray:
 
 def marks_of(pairs: Pairs) -> list[Marked]:
     """Return numbers as `detecting.spans_of` wants them, by token."""
-    found, seen = [], set()
+    marks, seen = [], set()
     for i, (name, number) in enumerate(pairs):
-        found.append(Marked(i, i + 1, None if name in seen else number))
+        marks.append(Marked(i, i + 1, None if name in seen else number))
         seen.add(name)
-    return found
+    return marks
 
 
 def score(kind: str, pairs: Pairs, family: Family, length: int | None = None) -> float:
@@ -134,12 +134,12 @@ class Nulls:
         """
         if self._costs is None:
             least = min(len(row[0]) for row in self._texts)
-            found = []
+            costs = []
             for key in self._keys[:2]:
                 scheme = Kuditipudi(key, self._vocab)
                 rows = scheme.rows()
-                found.append([scheme.costs(row[0][:least], rows) for row in self._texts])
-            self._costs = np.array(found).transpose(1, 0, 2)
+                costs.append([scheme.costs(row[0][:least], rows) for row in self._texts])
+            self._costs = np.array(costs).transpose(1, 0, 2)
         return self._costs
 
     def aligned(self, costs: np.ndarray, length: int | None = None) -> float:
@@ -162,22 +162,22 @@ def scores_of(
     """Score each text (tokenised again) under its author's keys, for each length (None: all of it):
     float64 [text, length].
     """
-    found = []
+    scores = []
     for author, text in zip(authors, texts, strict=True):
         if kind == "alignment":
             scheme = Kuditipudi(author.keys[0], vocab)
             costs = scheme.costs(text, scheme.rows())
-            found.append([nulls.aligned(costs, length) for length in lengths])
+            scores.append([nulls.aligned(costs, length) for length in lengths])
             continue
         of = of_contexts if kind in OF_CONTEXTS else of_candidates
         rows = [of(key, text) for key in author.keys]
         if kind == "recursive":
-            found.append(
+            scores.append(
                 [
                     -combined([log_p(distinct(p, n), method.scheme.family) for p in rows]) / _LN10
                     for n in lengths
                 ]
             )
         else:
-            found.append([score(kind, rows[0], method.scheme.family, n) for n in lengths])
-    return np.array(found)
+            scores.append([score(kind, rows[0], method.scheme.family, n) for n in lengths])
+    return np.array(scores)

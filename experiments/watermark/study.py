@@ -68,11 +68,13 @@ class Study:
         self.plan, self.say = plan, say
         self.tokenizer = Tokenizer.load(private)
         self.vocab, self.never = self.tokenizer.vocab_size, sorted(self.tokenizer.eos_ids)
-        found = [self.tokenizer.encode(s.text)[:PROMPT_TOKENS] for s in read_snippets()]
-        found = [tokens for tokens in found if len(tokens) == PROMPT_TOKENS][: plan.texts]
-        if len(found) < plan.texts:
-            raise InputError(f"--texts must be {len(found)} or fewer: so many prompts there are")
-        self.prompts = np.array(found, np.int32)
+        beginnings = [self.tokenizer.encode(s.text)[:PROMPT_TOKENS] for s in read_snippets()]
+        beginnings = [tokens for tokens in beginnings if len(tokens) == PROMPT_TOKENS][: plan.texts]
+        if len(beginnings) < plan.texts:
+            raise InputError(
+                f"--texts must be {len(beginnings)} or fewer: so many prompts there are"
+            )
+        self.prompts = np.array(beginnings, np.int32)
         room = PROMPT_TOKENS + plan.tokens
         self.lanes, self.drafter = Lanes(private, room), Lanes(public, room)
         if room > self.lanes.config.context:
@@ -169,20 +171,20 @@ class Study:
         raced = method.name in ("race", "plain-race")
         drafter = self.drafter if raced else None
         written = self.written(method, authors, temperature, count, 0, drafter)
-        found = {
+        row = {
             "texts": len(authors),
             "tokens": count,
             **self.distortion(written, base),
             "agreement": self.second(method, authors, written, temperature),
         }
         if raced:
-            found["drafts"] = drafting(written)
+            row["drafts"] = drafting(written)
         if method.name in scores.KINDS:
             self.say(f"{cell.name}: scoring")
-            found |= self.detection(method, authors, written, base)
+            row |= self.detection(method, authors, written, base)
         if method in SCORED:
-            found["scores"] = self.by_score(method, authors, written, base)
-        return found
+            row["scores"] = self.by_score(method, authors, written, base)
+        return row
 
     def second(
         self, method: Method, authors: Sequence[Author], written: Written, temperature: float
@@ -209,7 +211,7 @@ class Study:
         every = method in EDITED and base.temperature == self.plan.temperatures[0]
         changed = self.edited(written.tokens[:, : self.judged], every=every)
         lengths = self.lengths(written.tokens.shape[1]) or [written.tokens.shape[1]]
-        found: dict[str, Any] = {}
+        by_score: dict[str, Any] = {}
         for kind in scores.KINDS[method.name]:
             family = method.scheme.family
             of = scores.scores_of(method, kind, authors, texts, lengths, base.nulls, self.vocab)
@@ -228,7 +230,7 @@ class Study:
                 at = 50 if "cropped" in name and 50 in lengths else lengths[-1]
                 at = self.judged if self.judged in lengths and "cropped" not in name else at
                 edited[name] = figures(after, nulls[at])
-            found[kind] = {
+            by_score[kind] = {
                 "by_length": {
                     str(n): figures(of[:, [i]], nulls[n], tpr=False) for i, n in enumerate(lengths)
                 },
@@ -238,16 +240,16 @@ class Study:
                 "median": round(float(np.median(judged)), 3),
             }
             if method in (MARK, RACE):
-                found[kind]["part"] = self.part(method, kind, authors, written, base)
-        return {"detection": found}
+                by_score[kind]["part"] = self.part(method, kind, authors, written, base)
+        return {"detection": by_score}
 
     def edited(self, tokens: np.ndarray, *, every: bool) -> dict[str, list[list[int]]]:
         """Return texts after every edit, or after two of them, tokenised again."""
-        found = {}
+        by_edit = {}
         for name, edit in edits.EDITS.items():
             if every or name == edits.CORRUPTED:
                 prgs = [Prg.from_seed(self.plan.seed, f"{name} {j}") for j in range(len(tokens))]
-                found[name] = [
+                by_edit[name] = [
                     self.again(edit(text, self.vocab, prg))
                     for text, prg in zip(tokens.tolist(), prgs, strict=True)
                 ]
@@ -257,8 +259,8 @@ class Study:
                 rewritten = edits.paraphrased(
                     tokens, self.prompts[: len(tokens)], share, self.drafter, self.never, prg
                 )
-                found[name] = [self.again(text) for text in rewritten]
-        return found
+                by_edit[name] = [self.again(text) for text in rewritten]
+        return by_edit
 
     def part(
         self, method: Method, kind: str, authors: Sequence[Author], written: Written, base: Base
@@ -308,11 +310,11 @@ class Study:
         own = method.scheme.family
         tried = [(own, name) for name in ("fisher", "lrt", "lrt-published")]
         sums = [Family(name) for name in FAMILIES] if method.k == 1 else [own]
-        found = []
+        rows = []
         for family, name in [*((family, "sum") for family in sums), *tried]:
             of = [-log_p(u, family, name, method.m, method.k) / np.log(10) for u in marked]
             nulls = [[-log_p(u, family, name, method.m, method.k) for u in row] for row in others]
-            found.append(
+            rows.append(
                 {
                     "family": family.name,
                     "score": name,
@@ -320,7 +322,7 @@ class Study:
                     "median": round(float(np.median(of)), 3),
                 }
             )
-        return found
+        return rows
 
     # ---- forgery
 
@@ -372,7 +374,7 @@ class Study:
         ones.
         """
         unmarked = base.samples[0].tokens[:, : self.judged].tolist()
-        found = []
+        rows = []
         for control, source in ((False, texts), (True, unmarked)):
             for seen in sorted({min(n, len(texts)) for n in SEEN}):
                 prg = Prg.from_seed(self.plan.seed, f"{cell.name} forge {control} {seen}")
@@ -391,7 +393,7 @@ class Study:
                     of = scores.scores_of(
                         MARK, "sum", authors, again, lengths, base.nulls, self.vocab
                     )
-                    found.append(
+                    rows.append(
                         {
                             "forger": name,
                             "control": control,
@@ -405,20 +407,20 @@ class Study:
                             },
                         }
                     )
-        return found
+        return rows
 
 
 def figures(
     marked: np.ndarray, others: np.ndarray, *, tpr: bool = True
 ) -> dict[str, metrics.Interval]:
     """Return the figures of scores [prompt, ...]."""
-    found = {
+    row = {
         "auc": metrics.by_prompt(metrics.auc, marked, others),
         "pauc": metrics.by_prompt(metrics.partial_auc, marked, others),
     }
     if tpr:
-        found["tpr"] = metrics.by_prompt(metrics.true_positives, marked, others)
-    return found
+        row["tpr"] = metrics.by_prompt(metrics.true_positives, marked, others)
+    return row
 
 
 def agreement(one: np.ndarray, other: np.ndarray, chunk: int) -> dict[str, Any]:
@@ -441,14 +443,14 @@ def drafting(written: Written) -> dict[str, Any]:
     drafts up to the first that differs, and one token more; the text is the same with any drafts,
     so that steps follow from where the draft model draws the text's own token.
     """
-    found: dict[str, Any] = {"accepted": metrics.mean(written.matched.mean(axis=1))}
-    found["overlap"] = metrics.mean(written.overlap.mean(axis=1))
+    counted: dict[str, Any] = {"accepted": metrics.mean(written.matched.mean(axis=1))}
+    counted["overlap"] = metrics.mean(written.overlap.mean(axis=1))
     tokens = np.full(len(written.matched), written.matched.shape[1], float)
     for drafts in DRAFTS:
         steps = np.array([steps_of(row, drafts) for row in written.matched], float)
-        found[str(drafts)] = metrics.ratio(tokens, steps)
-        found[f"{drafts} by text"] = _packed(steps)
-    return found
+        counted[str(drafts)] = metrics.ratio(tokens, steps)
+        counted[f"{drafts} by text"] = _packed(steps)
+    return counted
 
 
 def steps_of(matched: np.ndarray, drafts: int) -> int:

@@ -285,8 +285,8 @@ def raced(p: np.ndarray, noise: np.ndarray) -> int:
 def draws(p: np.ndarray, points: np.ndarray) -> list[int]:
     """Return the tokens at these points of the cumulative distribution."""
     cumulative = np.cumsum(p)
-    found = np.searchsorted(cumulative, points * cumulative[-1], side="right")
-    return np.minimum(found, len(p) - 1).tolist()  # type: ignore[no-any-return]
+    drawn = np.searchsorted(cumulative, points * cumulative[-1], side="right")
+    return np.minimum(drawn, len(p) - 1).tolist()  # type: ignore[no-any-return]
 
 
 # ---- writing
