@@ -31,14 +31,14 @@ def hints_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def simulation() -> Iterator[Simulation]:
-    """Both parties as threads on real Cheetah; set up once, since oblivious transfer is."""
+    """Yield both parties as threads on real Cheetah; set up once, since oblivious transfer is."""
     with Simulation() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def own_simulation() -> Iterator[Simulation]:
-    """One for a file's weights alone: a session has one matrix of a name and a shape, so in
+    """Yield one for a file's weights alone: a session has one matrix of a name and a shape, so in
     `simulation` those of `tests.systems.decoding.test_generate` are the only ones that are named as
     theirs.
     """

@@ -265,17 +265,17 @@ FAULTS = (
 
 
 def seconds_of(tests: tuple[str, ...], took: dict[str, float]) -> float | None:
-    """The longest of these tests and their cases; None where none of them has run."""
-    found = [
+    """Return the longest of these tests and their cases; None where none of them has run."""
+    collected = [
         seconds
         for name, seconds in took.items()
         if any(name == test or name.startswith(f"{test}[") for test in tests)
     ]
-    return max(found, default=None)
+    return max(collected, default=None)
 
 
 def table(took: dict[str, float], after: dict[str, float], line: str) -> str:
-    """`took`: whole tests, `after`: from the fault on until a command had ended."""
+    """Return `took`: whole tests, `after`: from the fault on until a command had ended."""
     rows = [
         f"| {i} | {met.fault} | {met.expected} | {_shown(seconds_of(met.tests, after))} | "
         f"{_shown(seconds_of(met.tests, took))} |"

@@ -83,17 +83,17 @@ REGISTERS = ("spu_llm/app/studies.py", "spu_llm/service/programs.py")
 
 
 def modules() -> dict[str, Path]:
-    """All of ours by their dotted names."""
-    found = {}
+    """Return all of ours by their dotted names."""
+    collected = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            collected[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return collected
 
 
 def room_of(module: str, known: dict[str, Path]) -> str:
-    """The folder of a module, two levels deep; three where systems lie."""
+    """Return the folder of a module, two levels deep; three where systems lie."""
     parts = module.split(".")
     if known[module].name != "__init__.py":
         parts = parts[:-1]

@@ -15,8 +15,8 @@ def test_every_test_that_is_named_is_there() -> None:
         for name in met.tests:
             file, _, function = name.partition("::")
             tree = ast.parse((FOLDER / file).read_text(encoding="utf-8"))
-            found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-            assert function.partition("[")[0] in found, name
+            collected = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+            assert function.partition("[")[0] in collected, name
 
 
 def test_the_table_has_every_fault() -> None:

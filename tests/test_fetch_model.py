@@ -19,7 +19,7 @@ Fetched = Callable[[], "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def requirements(tmp_path: Path) -> Path:
-    """Of a package in `tmp_path`, with its hash."""
+    """Write requirements for a package in `tmp_path`, with its hash."""
     wheel = tmp_path / "some_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as files:
         files.writestr("some_model/weights.gguf", CONTENT)

@@ -28,7 +28,7 @@ MOST_LINES = 150  # of the README
 
 
 def heading_anchor(heading: str) -> str:
-    """As GitHub makes it."""
+    """Return a heading's anchor as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

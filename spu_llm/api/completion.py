@@ -165,7 +165,7 @@ def reads_of(text: KeptFormat | None, models: Sequence[Path]) -> list[Path]:
 
 
 def _first(provider: Provider, on_wait: Callable[[str], None]) -> AbstractContextManager[None]:
-    """Nothing is made in the background, in the client's directory, meanwhile."""
+    """Let the completion go first in the client's directory: nothing is made in the background."""
     if (directory := provider.client_pool) is None:
         return nullcontext()
     words = f"waiting for prepare --watch to give way, {WAIT_S:g} s at most"
@@ -173,7 +173,9 @@ def _first(provider: Provider, on_wait: Callable[[str], None]) -> AbstractContex
 
 
 def _check(call: CompletionCall) -> None:
-    """InputError for what no provider could serve, and for a draft model that cannot be used."""
+    """Raise InputError for what no provider could serve, and for a draft model that cannot be
+    used.
+    """
     call.request.check_options()
     if call.request.draft_length and call.inputs.draft_dir is not None:
         load_model(Path(call.inputs.draft_dir))

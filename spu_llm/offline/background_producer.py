@@ -27,10 +27,10 @@ from spu_llm.offline import schedule
 from spu_llm.offline.batch_maker import BatchMaker
 from spu_llm.offline.supply import Supply
 
-# A message to the peer's worker and its answer take so long, or nothing is made beside. A step of
-# the demo's model has some 250 rounds, of half of this each, and computes for under a second: from
-# here on it is idle for about as long as it works. Over loopback (below 1 ms) it is never idle, and
-# would only be slowed down.
+# A message to the peer's worker and its answer take so long, or nothing is made in the background.
+# A step of the demo's model has some 250 rounds, of half of this each, and computes for under a
+# second: from here on it is idle for about as long as it works. Over loopback (below 1 ms) it is
+# never idle, and would only be slowed down.
 ROUND_TRIP_S = 0.005
 
 # The call goes first where both could run. A thread does not get its priority back: with more, on a

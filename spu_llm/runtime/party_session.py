@@ -268,7 +268,7 @@ class PartySession:
     def prefetch(self, course: Callable[[Session], None]) -> None:
         """Make in the background what `course` takes and is not there. `course` goes in a dry
         session through the call that is ready, whose correlated randomness is there, and a later
-        one. Nothing is made beside a call that has SPU at work itself.
+        one. Nothing is made in the background of a call that has SPU at work itself.
         """
         if not (self.prefetches and self._makes):
             return

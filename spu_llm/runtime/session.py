@@ -49,7 +49,9 @@ class Session(Protocol):
         """
 
     def stop_prefetching(self) -> None:
-        """End what is made beside, since no later call comes; what there is of it stays."""
+        """End what is made in the background, since no later call comes; what there is of it
+        stays.
+        """
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
         """Run `work(*args)` at `owner` and return its result; None at the other party, which does
@@ -57,8 +59,8 @@ class Session(Protocol):
         """
 
     def alone(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
-        """Run `work(*args)` at `owner` as `local` does, with nothing made beside there: for work
-        whose duration is a secret.
+        """Run `work(*args)` at `owner` as `local` does, with nothing made in the background there:
+        for work whose duration is a secret.
         """
 
     def private(

@@ -34,7 +34,7 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfo
 
 @pytest.fixture(scope="module")
 def model(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pair's private model, as one that chats."""
+    """Return the pair's private model, as one that chats."""
     directory = tmp_path_factory.mktemp("chat") / "model"
     shutil.copytree(pair.private, directory)
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
@@ -55,7 +55,7 @@ def chat(port: int, *options: str) -> list[str]:
 
 
 def answers(command: Command) -> list[str]:
-    """What was said of each answer in the end."""
+    """Return what was said of each answer in the end."""
     return [line for line in command.stderr.splitlines() if " of preprocessing, ended by " in line]
 
 
@@ -176,7 +176,7 @@ def held(
     monkeypatch: pytest.MonkeyPatch,
     template: str = TEMPLATE,
 ) -> None:
-    """A chat in which the user says `lines`."""
+    """Hold a chat in which the user says `lines`."""
     coming = [*lines, None]
     monkeypatch.setattr(conversation, "run_as_client", sessions.run_as_client)
     monkeypatch.setattr(conversing, "ask", lambda words: coming.pop(0))

@@ -36,17 +36,17 @@ def assert_refused(command: Command, *words: str) -> None:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
-    """The same for a command that this process runs, which starts no other one."""
+    """Return the same for a command that this process runs, which starts no other one."""
 
     def run(args: Sequence[str | bytes], *words: str) -> None:
         with pytest.raises(SystemExit) as end:
             cli.main([os.fsdecode(arg) for arg in args])
-        found = capsys.readouterr()
-        (line,) = (line for line in found.err.splitlines() if line.startswith(ERROR))
-        assert (end.value.code, found.out) == (2, "") and "[connecting" not in found.err
+        printed = capsys.readouterr()
+        (line,) = (line for line in printed.err.splitlines() if line.startswith(ERROR))
+        assert (end.value.code, printed.out) == (2, "") and "[connecting" not in printed.err
         for word in words:
             assert word in line, line
-        assert "Traceback" not in found.err
+        assert "Traceback" not in printed.err
 
     return run
 
@@ -180,7 +180,7 @@ DAMAGES = [missing, truncated, without_weights, mamba, without_tokenizer]
 
 @pytest.fixture
 def own_pair(pair: Pair, tmp_path: Path) -> Pair:
-    """A copy of the pair, to be damaged."""
+    """Return a copy of the pair, to be damaged."""
     for directory in pair:
         shutil.copytree(directory, tmp_path / directory.name)
     return Pair(tmp_path / pair.private.name, tmp_path / pair.public.name)

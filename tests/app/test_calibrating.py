@@ -29,7 +29,7 @@ Ran = Callable[..., tuple[object, str]]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """One whose activations may leave the default ranges."""
+    """Return a model whose activations may leave the default ranges."""
     directory = tmp_path / "model"
     directory.mkdir()
     params: Any = tiny_params(WIDE, 1)
@@ -111,10 +111,10 @@ def test_ranges_are_chosen_on_chats_and_shown_by_site(
     file = tmp_path / "sites.json"
     code, said = ran("inspect", "--model", model, "--chats", chats, "--json", file)
     assert code == 0 and said.count("norm of") == 2 and "last norm" in said, said
-    found = json.loads(file.read_text())["sites"]
-    rooms = {site["name"]: site["head_room"] for site in found}
+    content = json.loads(file.read_text())["sites"]
+    rooms = {site["name"]: site["head_room"] for site in content}
     assert all(room >= 1 for room in rooms.values()), rooms
-    assert {site["held"] for site in found if "norm" in site["name"]} == {"checked"}
+    assert {site["held"] for site in content if "norm" in site["name"]} == {"checked"}
     code, said = ran("inspect", "--model", model)
     assert code == 0 and " - " in said
 
@@ -183,8 +183,8 @@ def test_chats_that_are_none(
     (model / "tokenizer_config.json").write_text('{"chat_template": "x"}')
     chats = tmp_path / "chats.jsonl"
     chats.write_text(content)
-    code, found = ran("calibrate", "--model", model, "--chats", chats)
-    assert code == 2 and re.search(said, found) and found.count("\n") == 1, found
+    code, actual = ran("calibrate", "--model", model, "--chats", chats)
+    assert code == 2 and re.search(said, actual) and actual.count("\n") == 1, actual
 
 
 def test_what_cannot_be_done_is_said_first(

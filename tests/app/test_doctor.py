@@ -37,8 +37,8 @@ def test_a_healthy_machine(start: Start, pair: Pair, tmp_path: Path) -> None:
         str(file),
     )
     assert command.wait(RUN_S) == 0, command.stderr
-    found = {f["what"]: f for f in json.loads(file.read_text())["findings"]}
-    assert list(found) == [
+    content = {f["what"]: f for f in json.loads(file.read_text())["findings"]}
+    assert list(content) == [
         "python",
         "processor",
         "packages",
@@ -53,9 +53,9 @@ def test_a_healthy_machine(start: Start, pair: Pair, tmp_path: Path) -> None:
         "model",
         "pool",
     ]
-    assert found.pop("trusted peer")["level"] == WARNING  # in three days
-    assert {found.pop(what)["level"] for what in ("namespace", "confined")} <= {OK, WARNING}
-    assert all(f["level"] == OK for f in found.values()), found
+    assert content.pop("trusted peer")["level"] == WARNING  # in three days
+    assert {content.pop(what)["level"] for what in ("namespace", "confined")} <= {OK, WARNING}
+    assert all(f["level"] == OK for f in content.values()), content
     assert len(command.stdout.splitlines()) == 13 and "me.example" in command.stdout
 
 

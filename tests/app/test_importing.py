@@ -17,8 +17,8 @@ from tests.models.gguf_files import tensors, write_gguf
 def run(args: list[str | Path], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as end:
         cli.main(["import", *map(str, args)])
-    found = capsys.readouterr()
-    return int(end.value.code or 0), found.out, found.err
+    printed = capsys.readouterr()
+    return int(end.value.code or 0), printed.out, printed.err
 
 
 @pytest.fixture

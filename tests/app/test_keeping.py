@@ -43,7 +43,7 @@ class Watched:
         self.fails: Callable[[], None] = lambda: None
 
     def make(self, look: Callable[[], None]) -> dict[str, Any]:
-        """In place of `Client.prepare`."""
+        """Stand in for `Client.prepare`."""
         self.made += 1
         self.fails()
         look()
@@ -73,7 +73,7 @@ class Watched:
         self.fails = fails
 
     def run(self, *acts: Callable[[], Any]) -> None:
-        """What happens in each pause; it ends in the one after the last."""
+        """Do in each pause what the test says; end in the pause after the last one."""
         coming = iter(acts)
 
         def pause(seconds: float) -> None:
@@ -98,7 +98,7 @@ def watched(tmp_path: Path) -> Watched:
 
 
 def nothing() -> None:
-    """A pause in which nobody does anything."""
+    """Do nothing in a pause."""
 
 
 def test_what_a_completion_has_used_is_made_again(watched: Watched) -> None:
@@ -220,7 +220,7 @@ QUICKLY = {"SPU_LLM_LOOK_S": "0.2"}
 
 
 def lines_of(command: Command) -> list[str]:
-    """What it said, without dates and times."""
+    """Return what it said, without dates and times."""
     return [line.split(" ", 2)[2] for line in command.stdout.splitlines()]
 
 
@@ -265,7 +265,7 @@ def test_two_machines_from_the_first_stock_to_the_end(
     said(client, 6, "ended; what was made stays")
     assert "on the wire" not in client.stderr and len(lines_of(client)) == 6
     client.assert_gone(2.0)
-    ((kind,),) = (found.kinds for found in stock.stocks(pool))
+    ((kind,),) = (stocks.kinds for stocks in stock.stocks(pool))
     # Of 48 and 16 more units, 40 were taken, each once.
     assert kind.units == 48 + 16 - 40
 

@@ -13,17 +13,17 @@ from tests.kit.pools import OTHER, PEER, session
 
 
 def listed(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> tuple[str, str]:
-    """What the command prints on both streams."""
+    """Return what the command prints on both streams."""
     with pytest.raises(SystemExit) as end:
         cli.main(["pool", *args])
     assert end.value.code == code
-    found = capsys.readouterr()
-    return found.out, found.err
+    printed = capsys.readouterr()
+    return printed.out, printed.err
 
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Path:
-    """A client's, with correlated randomness for two providers."""
+    """Return a client's, with correlated randomness for two providers."""
     directory = tmp_path / "pool"
     with session(directory, PEER) as first:
         first.prepare(TRIPLE, 20)

@@ -26,7 +26,7 @@ MARGIN = 0.05  # of every decision in logits: far above what shares blur
 
 @pytest.fixture(scope="module")
 def llamas(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A private model, and a draft model that often agrees with it."""
+    """Return a private model, and a draft model that often agrees with it."""
     root = tmp_path_factory.mktemp("llamas")
     pair = Pair(root / "private", root / "public")
     private = tiny_params(LLAMA, 6)
@@ -41,7 +41,7 @@ def llamas(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def greedy(pair: Pair, count: int) -> list[int]:
-    """The private model's own continuation, in plaintext."""
+    """Return the private model's own continuation, in plaintext."""
     config, params = load_model(pair.private)
     tokens = Tokenizer.load(pair.public).encode(PROMPT)
     for _ in range(count):

@@ -40,16 +40,16 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A directory of each family; LLaMA's with SentencePiece's tokenizer."""
-    found = {}
+    """Return a directory of each family; LLaMA's with SentencePiece's tokenizer."""
+    collected = {}
     for family, config in zip(FAMILIES, (PRIVATE, LLAMA), strict=True):
-        directory = found[family] = tmp_path_factory.mktemp(family)
+        directory = collected[family] = tmp_path_factory.mktemp(family)
         params = tiny_params(config, 1)
         save_model(directory, config, endless(params) if family == "gpt2" else params)
         save_tokenizer(directory)
         path = directory / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 0}))
-    return found
+    return collected
 
 
 # ---- changes: each returns a file's content, or its text
@@ -57,12 +57,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def _places(content: Any) -> list[tuple[Any, Any]]:
     """Containers and keys, of which every level has as many as the next."""
-    found, level = [], [content]
+    actual, level = [], [content]
     while level:
         parts = [(outer, key) for outer in level for key in _keys(outer)[:40]]
-        found += [parts] if parts else []
+        actual += [parts] if parts else []
         level = [outer[key] for outer, key in parts if isinstance(outer[key], dict | list)]
-    return found
+    return actual
 
 
 def _keys(outer: Any) -> list[Any]:
@@ -153,14 +153,14 @@ KINDS = [drop, other_type, extreme, nested, twice, swapped, truncated, unknown]
 
 
 def changed(path: Path, kind: Callable[[Any, random.Random], Any], seed: int) -> None:
-    """A change follows from its kind and its number alone."""
+    """Change content by a kind and a number, which decide alone what the change is."""
     rng = random.Random(f"{path.name} {kind.__name__} {seed}")
     content = kind(json.loads(path.read_text()), rng)
     path.write_text(content if isinstance(content, str) else _as_json(content))
 
 
 def _as_json(content: Any) -> str:
-    """Also of what is nested deeper than the library writes."""
+    """Return JSON text, also of what is nested deeper than the library writes."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     try:
@@ -170,12 +170,12 @@ def _as_json(content: Any) -> str:
 
 
 def refused(args: list[str], capsys: pytest.CaptureFixture[str], message: str) -> None:
-    """By a command, with this one line."""
+    """Check that a command refuses the file, with this one line."""
     with pytest.raises(SystemExit) as end:
         cli.main(args)
-    found = capsys.readouterr()
-    (line,) = found.err.splitlines()
-    assert (end.value.code, found.out) == (2, "") and line.startswith(ERROR)
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert (end.value.code, printed.out) == (2, "") and line.startswith(ERROR)
     assert len(line) < 1000 and line.isprintable()
     assert message.split(" ")[-1] in line
 
@@ -220,7 +220,7 @@ _ALIKE = {"gelu_pytorch_tanh": "gelu_new"}
 
 
 def _meaning(config: Any) -> dict[str, Any]:
-    """What decides a model's logits, as it was read here."""
+    """Return what decides a model's logits, as it was read here."""
     shape = config.shape()
     del shape["vocab_size"]
     if isinstance(config, GPT2Config):
@@ -244,21 +244,21 @@ def _meaning(config: Any) -> dict[str, Any]:
 
 
 def _reference(raw: dict[str, Any]) -> dict[str, Any]:
-    """The same as `transformers` reads it."""
+    """Return the same as `transformers` reads it."""
     import transformers
 
     unread = ("architectures", "torch_dtype")  # here; the weights say
     fields = {name: value for name, value in raw.items() if name not in unread}
-    found = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(fields)
+    actual = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(fields)
     names = list(_meaning(PRIVATE if raw["model_type"] == "gpt2" else LLAMA))
     stated = {}
     if "rope" in names:
         names.remove("rope")
-        rope = found.rope_scaling or {}
+        rope = actual.rope_scaling or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         scaled = {"factor": rope["factor"]} if kind == "linear" else {}
         stated = {"rope": {"rope_type": kind, **scaled}}
-    values = {name: getattr(found, name) for name in names}
+    values = {name: getattr(actual, name) for name in names}
     return stated | {name: _ALIKE.get(str(value), value) for name, value in values.items()}
 
 

@@ -18,7 +18,9 @@ RUN_S = 300.0
 
 @pytest.fixture(scope="module")
 def padded(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Other rows than tokens, more of them in one model; the draft model lies in a cache."""
+    """Return models with more rows than tokens, more in one of them; the draft model lies in a
+    cache.
+    """
     root = tmp_path_factory.mktemp("padded")
     private, public = make_pair(root, 64, 32)
     cache = root / "models--some--draft"

@@ -60,7 +60,7 @@ def generate(pair: Pair, port: int, pool: Path, *options: str) -> list[str]:
 
 
 def greedy(pair: Pair) -> list[int]:
-    """The private model's own continuation, in plaintext."""
+    """Return the private model's own continuation, in plaintext."""
     config, params = load_model(pair.private)
     tokens = Tokenizer.load(pair.public).encode(PROMPT)
     for _ in range(NEW):
@@ -81,7 +81,7 @@ class Prepared:
     output: str
 
     def copy(self, to: Path) -> Path:
-        """A client's directory to spoil."""
+        """Return a client's directory to spoil."""
         return Path(shutil.copytree(self.client, to))
 
 
@@ -105,7 +105,7 @@ def prepared(start_shared: Start, pair: Pair, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def server(start_shared: Start, pair: Pair, prepared: Prepared) -> Command:
-    """A provider that goes on with what the killed one had made."""
+    """Return a provider that goes on with what the killed one had made."""
     return start_shared(*pair.serve("--pool", str(prepared.provider)))
 
 
@@ -370,7 +370,7 @@ def test_a_completion_goes_first_while_watch_makes(
     watch = start(*prepare(pair, port, pools[0], *options), SPU_LLM_LOOK_S="0.2")
 
     def batches() -> int:
-        return sum(found.batches for found in stock.stocks(pools[0]))
+        return sum(stocks.batches for stocks in stock.stocks(pools[0]))
 
     assert eventually(lambda: batches() >= 3, RUN_S), watch.stderr
     file = tmp_path / "result.json"
@@ -384,9 +384,9 @@ def test_a_completion_goes_first_while_watch_makes(
     watch.send(signal.SIGTERM)
     assert watch.wait(END_S) == 0, watch.stderr
     kinds = [
-        {kind.name: (kind.batches, kind.units) for kind in found.kinds}
+        {kind.name: (kind.batches, kind.units) for kind in stocks.kinds}
         for pool in pools
-        for found in stock.stocks(pool)
+        for stocks in stock.stocks(pool)
     ]
     assert kinds[0] == kinds[1] != {}
 

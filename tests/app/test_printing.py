@@ -63,13 +63,13 @@ def writes(tree: ast.AST) -> Iterator[int]:
 
 
 def test_nothing_is_printed_elsewhere() -> None:
-    found: dict[str, list[int]] = {}
+    collected: dict[str, list[int]] = {}
     for package in ("spu_llm", "protocols", "models", "experiments"):
         for path in (ROOT / package).rglob("*.py"):
             if lines := list(writes(ast.parse(path.read_text(encoding="utf-8")))):
-                found[path.relative_to(ROOT).as_posix()] = lines
-    assert {name: found[name] for name in found if name not in WRITERS} == {}
-    assert set(WRITERS) == set(found)  # the walk sees, and no entry is stale
+                collected[path.relative_to(ROOT).as_posix()] = lines
+    assert {name: collected[name] for name in collected if name not in WRITERS} == {}
+    assert set(WRITERS) == set(collected)  # the walk sees, and no entry is stale
 
 
 @pytest.mark.parametrize(

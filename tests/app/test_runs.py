@@ -25,7 +25,7 @@ STOPS = [option for c in string.ascii_letters for option in ("--stop", c)]
 
 
 def check_types(result: dict[str, Any]) -> None:
-    """The command line contract: every field, with its type."""
+    """Check the command line contract: every field, with its type."""
     both_ways = {"client_to_provider": int, "provider_to_client": int}
     contract: dict[str, Any] = {
         "text": str,

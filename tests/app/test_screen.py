@@ -179,7 +179,7 @@ def test_stages_may_be_for_terminals_alone(
 
 
 def visible(output: str) -> list[str]:
-    """The lines a terminal shows after `output`; only what the progress line uses."""
+    """Return the lines a terminal shows after `output`; only what the progress line uses."""
     lines, saved, i = [""], (0, 0), 0
     row = column = 0
     while i < len(output):

@@ -53,7 +53,7 @@ def loaded(model: Path) -> tuple[ModelConfig, Params]:
 
 @pytest.fixture(scope="module")
 def two_blocks(model: Path, loaded: tuple[ModelConfig, Params]) -> Path:
-    """Its first two blocks and tokens, with ranges."""
+    """Return its first two blocks and tokens, with ranges."""
     directory = model.with_name("two")
     config, params = loaded
     part: Any = {**params, "blocks": params["blocks"][:2], "embed": params["embed"][:VOCAB]}
@@ -70,7 +70,7 @@ def two_blocks(model: Path, loaded: tuple[ModelConfig, Params]) -> Path:
 
 
 def calibrate(directory: Path, most: int | None = None) -> None:
-    """On the first chats of those that `make model` takes, or all."""
+    """Calibrate on the first chats of those that `make model` takes, or on all."""
     chats = directory.with_name(f"{directory.name}.jsonl")
     lines = CHATS.read_text(encoding="utf-8").splitlines(keepends=True)[:most]
     chats.write_text("".join(lines), encoding="utf-8")
@@ -90,7 +90,7 @@ def asked(directory: Path, question: str) -> tuple[list[int], list[int]]:
 def answer(
     start: Start, directory: Path, out: Path, question: str, tokens: int, within_s: float = RUN_S
 ) -> dict[str, Any]:
-    """The result of one turn, with both parties on this machine."""
+    """Return the result of one turn, with both parties on this machine."""
     chat = start(
         "chat",
         "--model",
@@ -113,12 +113,12 @@ def answer(
 def test_all_of_its_weights_are_imported(model: Path) -> None:
     """As the library reads them, in float16, with the order of rotary pairs that LLaMA has."""
     reader = gguf.GGUFReader(FILE)
-    found = {tensor.name: tensor for tensor in reader.tensors}
+    collected = {tensor.name: tensor for tensor in reader.tensors}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30)
     stored = load_file(model / WEIGHTS_FILE)
-    assert len(stored) == len(found) == 272
+    assert len(stored) == len(collected) == 272
     for name, values in stored.items():
-        tensor = found[names.get_name(name, try_suffixes=(".weight",))]
+        tensor = collected[names.get_name(name, try_suffixes=(".weight",))]
         expected = dequantize(tensor.data, tensor.tensor_type).reshape(values.shape)
         if "q_proj" in name or "k_proj" in name:
             pairs = expected.reshape(-1, 32, 2, expected.shape[-1])  # of each head of 64

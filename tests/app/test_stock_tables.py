@@ -11,7 +11,7 @@ from spu_llm.app.stock_tables import enough, made_line, prepared_table
 
 
 def result(**changes: Any) -> dict[str, Any]:
-    """Of a `prepare` with seven drafts."""
+    """Return the result of a `prepare` with seven drafts."""
     row = {"available_units": 2048, "made_units": 1024, "seconds": 1.5, "bytes": 3_000_000}
     row |= {"stored_bytes": 400_000}
     return {

@@ -33,13 +33,13 @@ Greedy = Callable[[list[int]], int]
 
 
 def weights() -> tuple[Params, Params]:
-    """The private model's, and a draft model's that often agrees with it."""
+    """Return the private model's, and a draft model's that often agrees with it."""
     private, noise = endless(tiny_params(TWO, 3)), tiny_params(TWO, 103)
     return private, jax.tree.map(lambda w, e: w + 0.3 * e if w.ndim == 2 else w, private, noise)
 
 
 def greedy(config: GPT2Config, params: Params, margin: float = 0.0) -> Greedy:
-    """The likeliest token after a text."""
+    """Return the likeliest token after a text."""
     forward = jax.jit(lambda tokens: logits(params, config, tokens))
 
     def after(text: list[int]) -> int:
@@ -53,8 +53,8 @@ def greedy(config: GPT2Config, params: Params, margin: float = 0.0) -> Greedy:
 
 
 def course(prompt: list[int], private: Greedy, public: Greedy) -> tuple[list[int], list[int]]:
-    """The text, and the drafts that each step accepts: those that greedy decoding would write, up
-    to the first other one.
+    """Return the text, and the drafts that each step accepts: those that greedy decoding would
+    write, up to the first other one.
     """
     text, accepted = [*prompt, private(prompt)], []
     while len(text) - len(prompt) < NEW:

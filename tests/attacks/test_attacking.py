@@ -15,7 +15,7 @@ from tests.kit.processes import Start
 def test_an_attack_on_a_real_vault_reports_and_leaves_nothing(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:
-    found = start(
+    actual = start(
         "attack",
         "recompute",
         "--mode",
@@ -27,13 +27,13 @@ def test_an_attack_on_a_real_vault_reports_and_leaves_nothing(
         "--json",
         "a.json",
     )
-    assert found.wait(RUN_S) == 0, found.stderr
+    assert actual.wait(RUN_S) == 0, actual.stderr
     outcomes = json.loads((tmp_path / "a.json").read_text())["outcomes"]
-    assert len(outcomes) == len(found.stdout.splitlines()) == 6
+    assert len(outcomes) == len(actual.stdout.splitlines()) == 6
     for outcome in outcomes:
         assert outcome["tries"] == 3 and outcome["successes"] >= 2, outcome
         assert not outcome["at_chance"]
-    found.assert_gone(2.0)
+    actual.assert_gone(2.0)
 
 
 BAD = {

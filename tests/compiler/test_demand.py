@@ -108,20 +108,20 @@ def test_secrets_do_not_matter_nor_are_they_needed(simulation: Simulation) -> No
     shape = jax.ShapeDtypeStruct((2, 4), np.float32)
 
     def program(session: PartySession) -> Any:
-        found = [
+        collected = [
             session.demand(LAYER, *arguments(session, x, w))[0]
             for x, w in (
                 (np.zeros((2, 4), np.float32), WEIGHTS),
                 (np.full((2, 4), 1e3, np.float32), -WEIGHTS),
             )
         ]
-        found.append(session.demand(LAYER, shape, arguments(session, np.ones((2, 4)))[1])[0])
-        found.append(session.demand(LAYER, shape, jax.ShapeDtypeStruct((4, 3), np.float32))[0])
+        collected.append(session.demand(LAYER, shape, arguments(session, np.ones((2, 4)))[1])[0])
+        collected.append(session.demand(LAYER, shape, jax.ShapeDtypeStruct((4, 3), np.float32))[0])
         recorded = Recorded(session.preprocessing)
         with session.supplied_by(recorded):
             session.call(LAYER, *arguments(session, np.ones((2, 4), np.float32)))
-        bound = [n.correlations[MASKED].fixed for n in found]
-        return [(units(n), n.calls) for n in found], bound, recorded.fixed.get(MASKED)
+        bound = [n.correlations[MASKED].fixed for n in collected]
+        return [(units(n), n.calls) for n in collected], bound, recorded.fixed.get(MASKED)
 
     (client, nothing, _), (provider, bound, real) = simulation.run(program)
     assert client == provider and client == client[:1] * 4
@@ -189,7 +189,7 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
 def test_nothing_is_made_inside_merged_rounds(simulation: Simulation) -> None:
     """The peer may ask for it at another time: a dry run that counted too little ends both."""
     kind = Correlation(
-        "made beside others",
+        "made in the background of others",
         (Part((), Owner.JOINT, Form.ARITH),),
         (Part((), Owner.JOINT, Form.ARITH),),
         lambda a: [a],
@@ -197,7 +197,9 @@ def test_nothing_is_made_inside_merged_rounds(simulation: Simulation) -> None:
 
     def program(session: PartySession) -> None:
         with ThreadPoolExecutor(1) as merged:
-            with pytest.raises(PoolError, match="made beside others: a call takes more"):
+            with pytest.raises(
+                PoolError, match="made in the background of others: a call takes more"
+            ):
                 merged.submit(session.party.take, kind, 1).result()
 
     simulation.run(program)
@@ -284,7 +286,7 @@ class Marked(Arith, Stateful):
 
 
 def _mark(party: Party, x: Value, rows: Value) -> Marked:
-    """Every row without a ticket takes a unit."""
+    """Return every row without a ticket takes a unit."""
     assert isinstance(x, Arith)
     before = x if isinstance(x, Marked) else Marked(x.words, x.dtype, x.frac_bits, x.bits)
     missing = rows.shape[0] - len(before.tickets)

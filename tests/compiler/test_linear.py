@@ -82,7 +82,7 @@ def planned(fn: Callable[..., Any], arrays: Sequence[Any], owners: Any) -> Plan:
 
 
 def run_both(plan: Plan, inputs: Sequence[Sequence[Value]]) -> list[list[Value]]:
-    """Every step of `plan` at both parties; the public ones are computed plainly."""
+    """Return every step of `plan` at both parties; the public ones are computed plainly."""
 
     def at(rank: int) -> list[Value]:
         def run(step: Run, values: list[Value]) -> list[Value]:
@@ -106,9 +106,9 @@ def test_shares_give_what_plaintext_gives(name: str, at: int) -> None:
     a, b = ((x * scale).astype(np.int32 if name in OF_INTEGERS else np.float32) for x in (A, B))
     place = np.int32(at)
     plan = planned(LINEAR[name], (a, b, place), [Owner.JOINT, Owner.JOINT, Owner.PUBLIC])
-    found = run_both(plan, [shared(a), shared(b), [Public(np.asarray(place))] * 2])
+    outcomes = run_both(plan, [shared(a), shared(b), [Public(np.asarray(place))] * 2])
     wanted = LINEAR[name](jnp.asarray(a), jnp.asarray(b), place)
-    np.testing.assert_array_equal(reconstruct([found[0][0], found[1][0]]), wanted)
+    np.testing.assert_array_equal(reconstruct([outcomes[0][0], outcomes[1][0]]), wanted)
 
 
 @pytest.mark.parametrize("name", NOT_LINEAR)
@@ -120,8 +120,8 @@ def test_what_is_not_linear_is_left_to_a_segment(name: str) -> None:
 def test_what_one_party_knows_is_its_share() -> None:
     plan = planned(lambda a, b: a + b, (A, B), [Owner.JOINT, Owner.PROVIDER])
     theirs = [Private(PROVIDER, B.shape, B.dtype, x) for x in (None, B)]
-    found = run_both(plan, [shared(A), theirs])
-    np.testing.assert_array_equal(reconstruct([found[0][0], found[1][0]]), A + B)
+    outcomes = run_both(plan, [shared(A), theirs])
+    np.testing.assert_array_equal(reconstruct([outcomes[0][0], outcomes[1][0]]), A + B)
     # The client's share does not depend on what it does not know.
     mine = shared(A)
     zero = [Private(PROVIDER, B.shape, B.dtype, x) for x in (None, np.zeros_like(B))]
@@ -133,8 +133,8 @@ def test_what_one_party_knows_is_its_share() -> None:
 def test_narrow_shares_stay_narrow() -> None:
     small = np.arange(-6, 6, dtype=np.int32).reshape(3, 4)
     plan = planned(lambda a, b: a - b * 3, (small, small), [Owner.JOINT] * 2)
-    found = run_both(plan, [shared(small, 7), shared(small, 9)])
-    first, second = found[0][0], found[1][0]
+    outcomes = run_both(plan, [shared(small, 7), shared(small, 9)])
+    first, second = outcomes[0][0], outcomes[1][0]
     assert isinstance(first, Arith) and isinstance(second, Arith) and first.bits == 7
     total = (first.words + second.words) & np.uint64(127)
     np.testing.assert_array_equal(total, (-2 * small).astype(np.int64).view(np.uint64) & 127)
@@ -143,8 +143,8 @@ def test_narrow_shares_stay_narrow() -> None:
 def test_factors_of_two_widen_a_narrow_share() -> None:
     small = np.arange(-6, 6, dtype=np.int32).reshape(3, 4)
     plan = planned(lambda a: a * 24, (small,), [Owner.JOINT])
-    found = run_both(plan, [shared(small, 5)])
-    first, second = found[0][0], found[1][0]
+    outcomes = run_both(plan, [shared(small, 5)])
+    first, second = outcomes[0][0], outcomes[1][0]
     assert isinstance(first, Arith) and isinstance(second, Arith) and first.bits == 8
     # Mod 2^8: the share says small mod 2^5, and 24 * 2^5 is a multiple of 2^8.
     total = (first.words + second.words) & np.uint64(255)
@@ -159,10 +159,10 @@ def test_bits_of_two_owners_become_shared_bits() -> None:
         [Private(owner, MASK.shape, MASK.dtype, x if rank == owner else None) for rank in (0, 1)]
         for owner, x in ((CLIENT, MASK), (PROVIDER, ~MASK))
     ]
-    found = run_both(plan, inputs)
-    assert all(isinstance(party[0], Bool) for party in found)
+    outcomes = run_both(plan, inputs)
+    assert all(isinstance(party[0], Bool) for party in outcomes)
     np.testing.assert_array_equal(
-        reconstruct([found[0][0], found[1][0]]), np.concatenate([MASK, ~MASK])
+        reconstruct([outcomes[0][0], outcomes[1][0]]), np.concatenate([MASK, ~MASK])
     )
 
 
@@ -173,8 +173,10 @@ def test_shared_bits_move() -> None:
         Bool(w, np.dtype(bool), 0, 1) for w in (mask, mask ^ bits.astype(np.uint64))
     ]
     plan = planned(lambda x: x.T[1:].reshape(-1), (bits,), [Owner.JOINT])
-    found = run_both(plan, [halves])
-    np.testing.assert_array_equal(reconstruct([found[0][0], found[1][0]]), bits.T[1:].reshape(-1))
+    outcomes = run_both(plan, [halves])
+    np.testing.assert_array_equal(
+        reconstruct([outcomes[0][0], outcomes[1][0]]), bits.T[1:].reshape(-1)
+    )
 
 
 def test_numbers_in_boolean_shares_are_refused() -> None:

@@ -15,7 +15,7 @@ from spu_llm.systems.watermark.keys import Key, Scheme, read_key, write_key
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Path:
-    """Two keys behind links, as in a mounted secret."""
+    """Return two keys behind links, as in a mounted secret."""
     held = tmp_path / "..2026"
     identity.make(held, "provider.example", 30)
     write_key(held / "mark", Key.from_os(), Scheme())

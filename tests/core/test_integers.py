@@ -28,7 +28,7 @@ def factor_of(w: np.ndarray, frac_bits: int) -> Factor:
 
 
 def exact(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """x w mod 2^64 by Python's integers."""
+    """Return x w mod 2^64 by Python's integers."""
     return np.array((x.astype(object) @ w.astype(object)) % 2**64, np.uint64).reshape(
         len(x), w.shape[1]
     )

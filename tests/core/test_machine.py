@@ -14,14 +14,14 @@ from spu_llm.core import machine as local
 
 
 def test_a_measurement_says_what_it_ran_on_and_of() -> None:
-    found = local.machine()
-    assert found.cores >= 1 and found.memory_gib > 1
-    assert min(found.load) >= 0
-    age = datetime.now(timezone.utc) - datetime.fromisoformat(found.date)
+    actual = local.machine()
+    assert actual.cores >= 1 and actual.memory_gib > 1
+    assert min(actual.load) >= 0
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(actual.date)
     assert timedelta(seconds=-1) < age < timedelta(minutes=1)
-    assert found.spu == "0.9.5" and found.python.startswith("3.1")
-    assert found.commit == "unknown" or re.fullmatch(r"[0-9a-f]{7,}(-dirty)?", found.commit)
-    assert set(asdict(found)) >= {"commit", "date", "cores", "memory_gib", "load", "processor"}
+    assert actual.spu == "0.9.5" and actual.python.startswith("3.1")
+    assert actual.commit == "unknown" or re.fullmatch(r"[0-9a-f]{7,}(-dirty)?", actual.commit)
+    assert set(asdict(actual)) >= {"commit", "date", "cores", "memory_gib", "load", "processor"}
 
 
 def test_changed_files_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ Task = Callable[[Channel], Any]
 
 
 def both(tasks: Sequence[Sequence[Task]]) -> tuple[list[Any], list[CountingChannel]]:
-    """`run_together` at two parties; their results (or errors) and channels."""
+    """Return `run_together` at two parties; their results (or errors) and channels."""
     ends = [CountingChannel(end) for end in MemoryChannel.pair()]
     results: list[Any] = [None, None]
 
@@ -38,7 +38,9 @@ def both(tasks: Sequence[Sequence[Task]]) -> tuple[list[Any], list[CountingChann
 
 
 def talk(script: str, rank: int, name: bytes) -> Task:
-    """A task that follows `script`: in each round "b" both parties send, "0" or "1" one of them."""
+    """Return a task that follows `script`: in each round "b" both parties send, "0" or "1" one of
+    them.
+    """
 
     def task(channel: Channel) -> list[bytes]:
         heard = []
@@ -70,8 +72,8 @@ def test_every_task_hears_what_was_said_in_it(scripts: list[str]) -> None:
         [[talk(s, rank, n) for s, n in zip(scripts, names, strict=True)] for rank in (0, 1)]
     )
     for rank in (0, 1):
-        found, traffics = results[rank]
-        assert found == [heard_by(s, rank, n) for s, n in zip(scripts, names, strict=True)]
+        actual, traffics = results[rank]
+        assert actual == [heard_by(s, rank, n) for s, n in zip(scripts, names, strict=True)]
         sent = sum(
             len(b"%s %d from %d" % (n, i, rank))
             for s, n in zip(scripts, names, strict=True)

@@ -36,7 +36,7 @@ LARGEST = 300_000  # bytes of a JSON file
 
 
 def tables(text: str) -> Iterator[tuple[list[str], str]]:
-    """The lines of every table, and the paragraph under it."""
+    """Yield the lines of every table, and the paragraph under it."""
     lines = text.splitlines()
     starts = [
         i
@@ -52,23 +52,23 @@ def tables(text: str) -> Iterator[tuple[list[str], str]]:
 
 
 def origin_mistakes(lines: list[str], under: str, folder: Path) -> list[str]:
-    """What is wrong with the line under a table of a document in `folder`."""
+    """Return what is wrong with the line under a table of a document in `folder`."""
     if under == EXACT:
         return []
     if tested := TESTED.match(under):
         return mistakes_in_rows(lines, tested, folder.parent)
-    found = MEASURED.search(under)
-    if not under.startswith("*") or found is None:
+    actual = MEASURED.search(under)
+    if not under.startswith("*") or actual is None:
         return [f"under the table {lines[0][:60]!r} stands {under[:80]!r}, not where it comes from"]
     mistakes = []
-    for name in re.findall(LINK, found["data"]):
+    for name in re.findall(LINK, actual["data"]):
         file = folder / name
         if not file.is_file() or file.stat().st_size > LARGEST:
             mistakes.append(f"{name} is not there, or larger than {LARGEST:,} bytes")
             continue
         of = set(origins(json.loads(file.read_text(encoding="utf-8"))))
-        days = found["days"].split(" to ")
-        said = {(found["commit"], day, found["machine"]) for day in days}
+        days = actual["days"].split(" to ")
+        said = {(actual["commit"], day, actual["machine"]) for day in days}
         if (
             not of
             or {(a, c) for a, _, c in of} != {(a, c) for a, _, c in said}
@@ -79,7 +79,9 @@ def origin_mistakes(lines: list[str], under: str, folder: Path) -> list[str]:
 
 
 def mistakes_in_rows(lines: list[str], under: re.Match[str], root: Path) -> list[str]:
-    """What is wrong with a table whose rows are results of tests, which their last cells name."""
+    """Return what is wrong with a table whose rows are results of tests, which their last cells
+    name.
+    """
     files = {Path(name).stem: root / name for name in under["files"].split()}
     if missing := [str(path) for path in files.values() if not path.is_file()]:
         return [f"there is no {missing[0]}"]
@@ -99,7 +101,9 @@ def mistakes_in_rows(lines: list[str], under: re.Match[str], root: Path) -> list
 
 
 def slow_by_test(file: Path) -> dict[str, bool]:
-    """Whether a test is marked slow, or some of its cases are, by the names of a file's tests."""
+    """Return whether a test is marked slow, or some of its cases are, by the names of a file's
+    tests.
+    """
     return {
         node.name: any("mark.slow" in ast.unparse(mark) for mark in node.decorator_list)
         for node in ast.parse(file.read_text(encoding="utf-8")).body
@@ -123,9 +127,9 @@ MACHINE = {
 
 
 def mistakes_of(name: str, data: Any, folder: Path) -> list[str]:
-    """What is wrong under the tables in docs/results that would be made from this file."""
+    """Return what is wrong under the tables in docs/results that would be made from this file."""
     (folder / "data").mkdir()
     (folder / "data" / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
-    found = list(tables("\n\n".join(render.TABLES[name].paragraphs({name: data}))))
-    assert found
-    return [m for lines, under in found for m in origin_mistakes(lines, under, folder)]
+    table = list(tables("\n\n".join(render.TABLES[name].paragraphs({name: data}))))
+    assert table
+    return [m for lines, under in table for m in origin_mistakes(lines, under, folder)]

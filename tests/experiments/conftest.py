@@ -18,5 +18,5 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def chat_model(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The private model's directory, as one that chats."""
+    """Return the private model's directory, as one that chats."""
     return chatting(tiny_pair[0], tmp_path_factory.mktemp("chat") / "model")

@@ -36,7 +36,7 @@ def figures(seconds: float, messages: int = 10, size: int = 1_000_000) -> dict[s
 
 
 def step(n: int, seconds: float) -> dict[str, Any]:
-    """A step of ours of n positions; every kind takes an eighth of its seconds."""
+    """Return a step of ours of n positions; every kind takes an eighth of its seconds."""
     kinds = {
         kind: figures(seconds / 8, messages=10 * times, size=1000 * n)
         for kind, times in KINDS.items()
@@ -68,7 +68,7 @@ def sweep(network: str, seconds: dict[int, float]) -> dict[str, Any]:
 
 
 def spu_layers(network: str, seconds: dict[int, float]) -> dict[str, Any]:
-    """Every layer of the stock path takes 1/28 of a step's seconds."""
+    """Return every layer of the stock path takes 1/28 of a step's seconds."""
     return {
         "network": network,
         "capacity": 50,

@@ -8,7 +8,7 @@ from tests.experiments.made_up import record
 
 
 def study() -> dict[str, Any]:
-    """Two prompts on two networks; online is 5 + 6, everything 21 (times seconds)."""
+    """Return two prompts on two networks; online is 5 + 6, everything 21 (times seconds)."""
     runs = []
     for network, factor in (("local", 1.0), ("lan", 2.0)):
         for prompt, seconds in (("a", 0.25), ("b", 0.75)):
@@ -24,8 +24,8 @@ def study() -> dict[str, Any]:
 
 
 def committed() -> dict[str, Any]:
-    """The same in a file for each of two networks, with their index; a client had its hint of the
-    model from a run over loopback.
+    """Return the same in a file for each of two networks, with their index; a client had its hint
+    of the model from a run over loopback.
     """
     files: dict[str, Any] = {}
     for name, network in (("completions", "local"), ("completions_lan", "lan")):

@@ -14,11 +14,11 @@ LAN = {1: 2.4, 2: 2.6, 8: 3.6}
 
 
 def results(stock: bool = True) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    collected: list[dict[str, Any]] = []
     for network, ours, peers in (("local", LOCAL, 14.0), ("lan", LAN, 42.0)):
         layers = costs.spu_layers(network, {n: peers + n for n in ours}) if stock else None
-        found.append(
-            latency.analyse(costs.sweep(network, ours), layers, found[0] if found else None)
+        collected.append(
+            latency.analyse(costs.sweep(network, ours), layers, collected[0] if collected else None)
             | {"machine": costs.MACHINE, "config": {}}
         )
-    return found
+    return collected

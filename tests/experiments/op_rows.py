@@ -17,7 +17,7 @@ def cost(seconds: float, sent: float, received: float, messages: float) -> dict[
 
 
 def row(size: int) -> dict[str, Any]:
-    """A made-up row of `square`, which costs SPU four times the seconds and bytes."""
+    """Return a made-up row of `square`, which costs SPU four times the seconds and bytes."""
     growth = {"client": 20 << 20, "provider": 9 << 20}
     common: dict[str, Any] = {"wrong": 0, "memory_growth": growth}
     ours = cost(0.001 * size, 8 * size, 8 * size, 2) | common

@@ -24,7 +24,7 @@ STEP = {
 
 
 def reported(token_ids: list[int], finish: str = "length") -> dict[str, Any]:
-    """What the command writes."""
+    """Return what the command writes."""
     both = {"client_to_provider": 10_000_000, "provider_to_client": 5_000_000}
     return {
         "text": "x",
@@ -55,8 +55,8 @@ def run(
 
     monkeypatch.setattr(answers, "run_command", command)
     plan = AnswersPlan("model", numbers, 3, "lan")
-    found = measure(chat_model, file, plan, lambda name: None, lambda result: None, done)
-    return found, commands
+    actual = measure(chat_model, file, plan, lambda name: None, lambda result: None, done)
+    return actual, commands
 
 
 def test_each_question_is_asked_by_the_command(
@@ -66,15 +66,15 @@ def test_each_question_is_asked_by_the_command(
     expected = answers.greedy_of(chat_model, 40, 3)
     first = answers.chat_texts(chat_model, [file])[1]
     told = expected([*first.head, *first.rest])
-    found, commands = run(chat_model, file, monkeypatch, reported(told), [])
-    assert [row["question"] for row in found["rows"]] == ["what?", "hi"]
+    actual, commands = run(chat_model, file, monkeypatch, reported(told), [])
+    assert [row["question"] for row in actual["rows"]] == ["what?", "hi"]
     assert all("--temperature=0" in c and "--network=lan" in c for c in commands)
     assert commands[0][3] == "--prompt=what?"
     # The command said the same to both; the second one is another chat.
-    assert found["rows"][0]["token_ids"] == found["rows"][0]["expected"]
-    wrong = [row["number"] for row in found["rows"] if row["token_ids"] != row["expected"]]
-    assert len(found["failures"]) == len(wrong)
-    again, more = run(chat_model, file, monkeypatch, reported([0, 0, 0]), found["rows"][:1])
+    assert actual["rows"][0]["token_ids"] == actual["rows"][0]["expected"]
+    wrong = [row["number"] for row in actual["rows"] if row["token_ids"] != row["expected"]]
+    assert len(actual["failures"]) == len(wrong)
+    again, more = run(chat_model, file, monkeypatch, reported([0, 0, 0]), actual["rows"][:1])
     assert len(more) == 1 and again["failures"] == ["question 1 is answered otherwise: 'x'"]
 
 
@@ -86,8 +86,8 @@ def test_an_answer_that_ends_early_is_another_one(
     goes_on = answers.greedy_of(chat_model, 40, 3)([*chat.head, *chat.rest])
     assert len(goes_on) == 3 and not set(goes_on) & Tokenizer.load(chat_model).eos_ids
     ended = reported(goes_on[:-1], "eos")
-    found, _ = run(chat_model, file, monkeypatch, ended, [], (1,))
-    assert found["failures"] == ["question 1 is answered otherwise: 'x'"]
+    actual, _ = run(chat_model, file, monkeypatch, ended, [], (1,))
+    assert actual["failures"] == ["question 1 is answered otherwise: 'x'"]
 
 
 def test_a_number_that_the_file_lacks_is_refused(

@@ -102,8 +102,8 @@ def test_a_study_goes_on_where_it_was_stopped(
         return int(end.value.code or 0)
 
     assert run() == 130  # interrupted in the third run; the second one failed
-    found = json.loads(file.read_text(encoding="utf-8"))
-    assert len(found["runs"]) == 1 and found["failed"][0]["error"] == "the worker died"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert len(content["runs"]) == 1 and content["failed"][0]["error"] == "the worker died"
     assert run() == 0
     assert len(made) == len(set(made)) == 5
     assert run() == 0 and len(made) == 5  # nothing is left: only the table
@@ -153,8 +153,8 @@ def test_a_stock_run_that_ended_early_is_scaled_and_marked() -> None:
     data = {"runs": [short, record("ours-drafted")], "failed": []}
     assert "| stock, greedy, +ended after 11 tokens | 1 |" in completions_report.table(data)
     whole = record("stock", seconds=1.0)
-    found = completions_report.groups({"runs": [whole, short]})
-    assert found == {("lan", 32): [whole]}
+    actual = completions_report.groups({"runs": [whole, short]})
+    assert actual == {("lan", 32): [whole]}
 
 
 def test_ratios_are_of_the_same_prompt() -> None:
@@ -219,13 +219,13 @@ def test_a_token_that_plaintext_does_not_give_is_found(tiny_pair: tuple[Path, Pa
 
     assert compare("ours-drafted", right) == {"near_ties": 0, "largest_margin": 0.0, "failures": []}
     wrong = [*right[:-1], (right[-1] + 1) % PRIVATE.vocab_size]
-    found = compare("ours-drafted", wrong)
-    assert found["near_ties"] == 1 and found["largest_margin"] > 0.14 and found["failures"]
+    actual = compare("ours-drafted", wrong)
+    assert actual["near_ties"] == 1 and actual["largest_margin"] > 0.14 and actual["failures"]
     assert compare("stock", wrong)["failures"] == []  # has no bound; the margin is shown
     drawn = completions.plaintext_tokens(asked("ours-drafted", "sampled"), given, *tiny_pair)
     cut = [*drawn[:4], (drawn[4] + 1) % PRIVATE.vocab_size, drawn[5]]
-    found = completions.against_plaintext(asked("ours-drafted", "sampled"), given, *tiny_pair, cut)
-    assert found == {"same_as_plaintext": 4, "failures": []}
+    actual = completions.against_plaintext(asked("ours-drafted", "sampled"), given, *tiny_pair, cut)
+    assert actual == {"same_as_plaintext": 4, "failures": []}
 
 
 # ---- what a session really makes and sends
@@ -234,8 +234,8 @@ def test_a_token_that_plaintext_does_not_give_is_found(tiny_pair: tuple[Path, Pa
 def _watched(
     session: PartySession, job: Job[Request, ClientInputs]
 ) -> tuple[dict[str, Any], dict[str, int], Traffic]:
-    """The study's result; the units that were made, by name; and all payload that went to the peer
-    and came from it until the completion ended, counted where it is sent.
+    """Return the study's result; the units that were made, by name; and all payload that went to
+    the peer and came from it until the completion ended, counted where it is sent.
     """
     units: dict[str, int] = {}
     spu, own = session._spu, threading.get_ident()  # the peer is another thread
@@ -256,12 +256,12 @@ def _watched(
         units[correlation.name] = units.get(correlation.name, 0) + len(masks[0])
         return make(correlation, masks)
 
-    def without_heads(found: Any, message: bytes, parts: Any, name: str) -> Any:
-        """Merged messages say which part is whose: no payload."""
+    def without_heads(actual: Any, message: bytes, parts: Any, name: str) -> Any:
+        """Leave out of the counts what says in merged messages which part is whose: no payload."""
         nonlocal sent
         if threading.get_ident() == own:
             sent += Traffic(**{name: sum(len(data) for _, data in parts) - len(message)})
-        return found
+        return actual
 
     def counted_pack(parts: Any) -> bytes:
         message = pack(parts)
@@ -327,16 +327,16 @@ def test_the_offline_price_is_all_that_is_made(tiny_pair: tuple[Path, Path]) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_run_between_two_processes(system: str, tiny_pair: tuple[Path, Path]) -> None:
-    found = completions.measure(asked(system), TINY, *tiny_pair)
-    assert found["failures"] == [] and found["emitted"] == 6
-    cost = found["costs"]
+    actual = completions.measure(asked(system), TINY, *tiny_pair)
+    assert actual["failures"] == [] and actual["emitted"] == 6
+    cost = actual["costs"]
     payload = cost["whole"]["client_to_provider"] + cost["whole"]["provider_to_client"]
     # What the relay carried is that, framed.
-    assert payload < found["wire_bytes"] < 1.2 * payload
+    assert payload < actual["wire_bytes"] < 1.2 * payload
     assert cost["whole"]["seconds"] > cost["launch"]["seconds"] > 0
     if system == "stock":
-        assert cost["material"] == NO_COST and found["steps"] == 5
+        assert cost["material"] == NO_COST and actual["steps"] == 5
     else:
         drafts = DRAFT_LENGTH if system == "ours-drafted" else 0
-        assert cost["material"]["seconds"] > 0 and found["drafted"] == drafts * found["steps"]
-    completions_report.table({"runs": [found], "failed": []})
+        assert cost["material"]["seconds"] > 0 and actual["drafted"] == drafts * actual["steps"]
+    completions_report.table({"runs": [actual], "failed": []})

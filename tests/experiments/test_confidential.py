@@ -53,14 +53,14 @@ def texts(tiny_pair: tuple[Path, Path]) -> Texts:
 def test_excerpts_have_the_text_of_the_whole_model(
     texts: Texts, tiny_pair: tuple[Path, Path]
 ) -> None:
-    found = texts.get(18, *PLAN.lengths)
+    actual = texts.get(18, *PLAN.lengths)
     config, params = load_model(tiny_pair[0])
-    assert len({tuple(prompt) for prompt, _ in found}) == 18
-    for prompt, text in found:
+    assert len({tuple(prompt) for prompt, _ in actual}) == 18
+    for prompt, text in actual:
         assert len(prompt) == 16 and len(text) == 6
         assert not Tokenizer.load(tiny_pair[0]).eos_ids & set(text)
         is_greedy(config, params, prompt, text)
-    assert texts.get(3, *PLAN.lengths) == found[:3]
+    assert texts.get(3, *PLAN.lengths) == actual[:3]
     with pytest.raises(InputError, match="too few prompts of 40 tokens"):
         texts.get(10**6, 40, 3)
 
@@ -85,11 +85,11 @@ def test_two_users_through_all_systems_have_one_text(
 
             def look(name: str = name, pids: list[int] = pids) -> None:
                 held[name] = pids
-                for found in map(resident, pids):
-                    assert 0 < found["own"] <= found["pss"] <= found["rss"]
+                for actual in map(resident, pids):
+                    assert 0 < actual["own"] <= actual["pss"] <= actual["rss"]
 
-            found = timed(system, prompts, 6, look)
-            assert found.texts == [[text] for _, text in texts.get(2, *PLAN.lengths)]
+            actual = timed(system, prompts, 6, look)
+            assert actual.texts == [[text] for _, text in texts.get(2, *PLAN.lengths)]
     assert len(shown) == 12 and [run["turn"] for run in runs] == [0] * 4 + [1] * 4
     for run in runs:
         assert run["failures"] == []
@@ -198,7 +198,9 @@ SECONDS = {"no protection": 0.004, "full isolation": 0.032, "vault": 0.010, OBFU
 
 
 def run(part: str, system: str, users: int, turn: int, **more: Any) -> dict[str, Any]:
-    """Made up: all systems have the first token after 0.1 s; turn 1 is twice as slow."""
+    """Return a made-up run: all systems have the first token after 0.1 s; turn 1 is twice as
+    slow.
+    """
     token = SECONDS[system] * (1 + turn)
     spent = (
         {
@@ -296,8 +298,8 @@ def test_ratios_are_of_runs_of_one_turn() -> None:
 
 
 def test_seconds_of_a_two_party_token() -> None:
-    found = confidential_report.per_token(result()["two-party"][0])
-    assert found == {"decode": 2.0, "everything": 3.0}
+    actual = confidential_report.per_token(result()["two-party"][0])
+    assert actual == {"decode": 2.0, "everything": 3.0}
 
 
 def test_the_tables() -> None:
@@ -315,10 +317,10 @@ def test_the_tables() -> None:
 @pytest.mark.parametrize("parts", ["users", "memory", "all", "two-party"])
 def test_the_plot_is_drawn_of_what_there_is(parts: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    found = result()
+    actual = result()
     if parts != "all":
-        found["runs"] = [r for r in found["runs"] if r["part"] == parts]
-        found["memory"] = found["memory"] if parts == "memory" else []
-    confidential_report.table(found)
-    confidential_report.plot(found, tmp_path / "all.png")
+        actual["runs"] = [r for r in actual["runs"] if r["part"] == parts]
+        actual["memory"] = actual["memory"] if parts == "memory" else []
+    confidential_report.table(actual)
+    confidential_report.plot(actual, tmp_path / "all.png")
     assert os.path.exists(tmp_path / "all.png") == (parts != "two-party")

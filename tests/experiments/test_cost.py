@@ -19,23 +19,23 @@ from tests.experiments.cost_results import result
 
 
 def test_steps_are_compared_with_the_stock_paths() -> None:
-    found = result()
-    assert found["stock_step"]["seconds"] == 40.0  # the median of 38, 40 and 49
-    one, eight, _ = found["lengths"]
+    actual = result()
+    assert actual["stock_step"]["seconds"] == 40.0  # the median of 38, 40 and 49
+    one, eight, _ = actual["lengths"]
     assert (one["seconds"], one["of_stock"], eight["of_stock"]) == (2.0, 0.05, 0.1)
     assert (one["offline"]["seconds"], eight["offline"]["seconds"]) == (0.5, 4.0)
     # No figure is divided by tokens of a step, which other runs than these had.
-    assert not {"rows", "tokens_per_step", "accepted"} & set(found)
+    assert not {"rows", "tokens_per_step", "accepted"} & set(actual)
 
 
 def test_a_blocks_messages_leave_out_what_a_step_has_once() -> None:
-    found = result()
-    one, eight, sixteen = found["lengths"]
+    actual = result()
+    one, eight, sixteen = actual["lengths"]
     # 8 of 9 norms, and the other kinds of a block: 240 messages of 4 layers.
     assert one["messages_per_block"] == eight["messages_per_block"] == 60
-    assert found["stock_messages_per_block"] == 2 * 200 + 4 * 200
+    assert actual["stock_messages_per_block"] == 2 * 200 + 4 * 200
     assert (one["chain"], one["of_stock"], sixteen["of_stock"]) == (140, 0.05, 0.15)
-    assert found["marginal_seconds"] == pytest.approx(4 / 15, rel=0.05)
+    assert actual["marginal_seconds"] == pytest.approx(4 / 15, rel=0.05)
 
 
 def test_spus_linear_layers_are_compared_with_preprocessing() -> None:
@@ -98,12 +98,12 @@ def test_a_run_between_two_processes_sends_what_a_dry_run_finds(
     tiny_pair: tuple[Path, Path],
 ) -> None:
     prompt = "def read"
-    found = cost.measure(*tiny_pair, Request(prompt, 3, 1), "local")
-    assert not found["failures"]
-    assert [step["positions"] for step in found["lengths"]] == [1, 4, 16]
+    actual = cost.measure(*tiny_pair, Request(prompt, 3, 1), "local")
+    assert not actual["failures"]
+    assert [step["positions"] for step in actual["lengths"]] == [1, 4, 16]
     length = len(Tokenizer.load(tiny_pair[1]).encode(prompt))
     config = load_config(tiny_pair[0])
-    for step in found["lengths"]:
+    for step in actual["lengths"]:
         # The same step of a completion with as much room in the cache, from shapes alone.
         n = step["positions"]
         room = step_sweep.NEW_TOKENS + cost.LONGEST - n
@@ -119,8 +119,8 @@ def test_a_run_between_two_processes_sends_what_a_dry_run_finds(
         _, deeper = workload.of_completion(replace(config, n_layer=2), asked, [])
         block = deeper.counts["messages"] - wanted.counts["messages"]
         assert step["messages_per_block"] == pytest.approx(block)
-    one = found["lengths"][0]
+    one = actual["lengths"][0]
     assert one["segments"] == 0 and one["of_stock"] < 1
-    assert one["messages"] < found["stock_messages_per_block"]
-    assert found["linear"]["times_fewer_bytes"] > 1
-    assert cost.table(found).count("criterion") == len(found["criteria"])
+    assert one["messages"] < actual["stock_messages_per_block"]
+    assert actual["linear"]["times_fewer_bytes"] > 1
+    assert cost.table(actual).count("criterion") == len(actual["criteria"])

@@ -35,7 +35,7 @@ class Test:
 
 
 def make_library(root: Path, files: int = 24) -> Path:
-    """A standard library with tests, files beside them, and one that is no Python."""
+    """Return a standard library with tests, files beside them, and one that is no Python."""
     folder = root / "test"
     folder.mkdir(parents=True)
     for i in range(files):
@@ -54,30 +54,30 @@ def test_texts_are_of_tests_alone_in_the_order_of_files(
 ) -> None:
     library = make_library(tmp_path)
     tokenizer = Tokenizer.load(tiny_pair[0])
-    found = dp_text_inputs.corpus(tokenizer, 40, library)
+    actual = dp_text_inputs.corpus(tokenizer, 40, library)
     of = dict((text, path) for path, text in dp_text_inputs.docstrings(library))
-    assert len(of) == 3 * 24 and set(of) == {*found.references, *found.real}
-    assert [text for text in of if dp_text_inputs.is_real(text)] == found.real
-    assert [text for text in of if not dp_text_inputs.is_real(text)] == found.references
-    for i, text in enumerate(found.real):  # its file's references stand at its place
-        mine = [t for t in found.references if of[t] == of[text]]
-        assert found.beside(i, len(mine)) == mine or not mine
-    sides = found.facts["sides"]
-    assert sides["references"]["texts"] == len(found.references) > len(found.real) > 0
-    assert found == dp_text_inputs.corpus(tokenizer, 40, library)
+    assert len(of) == 3 * 24 and set(of) == {*actual.references, *actual.real}
+    assert [text for text in of if dp_text_inputs.is_real(text)] == actual.real
+    assert [text for text in of if not dp_text_inputs.is_real(text)] == actual.references
+    for i, text in enumerate(actual.real):  # its file's references stand at its place
+        mine = [t for t in actual.references if of[t] == of[text]]
+        assert actual.beside(i, len(mine)) == mine or not mine
+    sides = actual.facts["sides"]
+    assert sides["references"]["texts"] == len(actual.references) > len(actual.real) > 0
+    assert actual == dp_text_inputs.corpus(tokenizer, 40, library)
     (library / "test" / "test_0.py").write_text('"""Another text is here."""', encoding="utf-8")
     other = dp_text_inputs.corpus(tokenizer, 40, library)
-    assert other.facts["sha256"] != found.facts["sha256"]
+    assert other.facts["sha256"] != actual.facts["sha256"]
     few = dp_text_inputs.corpus(tokenizer, 18, library).references
-    assert 0 < len(few) < len(found.references)
+    assert 0 < len(few) < len(actual.references)
     assert all(8 <= len(tokenizer.encode(text)) <= 18 for text in few)
 
 
 def test_batches_are_disjoint_while_there_are_enough() -> None:
     of = dp_text_inputs.Corpus([str(i) for i in range(23)], [], [], {})
-    found = of.batches(3, 5)
-    assert [len(batch) for batch in found] == [3] * 5 and len(set(sum(found, []))) == 15
-    assert found[-1][0] == "15"  # spread over 7 batches
+    actual = of.batches(3, 5)
+    assert [len(batch) for batch in actual] == [3] * 5 and len(set(sum(actual, []))) == 15
+    assert actual[-1][0] == "15"  # spread over 7 batches
     again = of.batches(10, 5)
     assert max(map(again.count, again)) == 3 == math.ceil(5 / 2)
     assert of.batches(63, 2) == [of.references] * 2
@@ -107,12 +107,12 @@ def test_the_interval_of_mauve_is_as_wide_as_samples_differ() -> None:
     """Its standard deviation beside that over 12 fresh pairs of samples: within a factor of 2.5,
     which chance leaves in 1 of 1,000 cases.
     """
-    found = [
+    collected = [
         metrics.mauve(sample(80, 0.5, 10 + i), sample(160, 0.0, 50 + i), 0, clusterings=2)
         for i in range(12)
     ]
-    spread = float(np.std([value for value, _ in found], ddof=1))
-    said = float(np.mean([half for _, half in found])) / metrics.Z
+    spread = float(np.std([value for value, _ in collected], ddof=1))
+    said = float(np.mean([half for _, half in collected])) / metrics.Z
     assert 1 / 2.5 < said / spread < 2.5
 
 
@@ -130,14 +130,14 @@ def test_the_area_under_a_frontier() -> None:
 def test_perplexity_is_that_of_the_model(tiny_pair: tuple[Path, Path]) -> None:
     config, params = load_model(tiny_pair[1])
     context, texts = [5, 6, 7], [[8, 9, 10], [11], [], [12, 13, 14, 15, 16]]
-    found = metrics.Perplexity(config, params, context, 5).of(texts)
+    actual = metrics.Perplexity(config, params, context, 5).of(texts)
     scorer = Scorer(config, params, 16)
-    for text, value in zip(texts, found, strict=True):
+    for text, value in zip(texts, actual, strict=True):
         if text:
             total = scorer.log_probability(context, np.array([text]))[0]
             assert value == pytest.approx(math.exp(-total / len(text)), rel=1e-4)
-    assert np.isnan(found[2])
-    assert metrics.mean(found)[0] == pytest.approx(found[[0, 1, 3]].mean())
+    assert np.isnan(actual[2])
+    assert metrics.mean(actual)[0] == pytest.approx(actual[[0, 1, 3]].mean())
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_means_and_distances() -> None:
 
 def test_the_grid_has_every_method_once() -> None:
     plan = DpTextPlan(epsilons=(3.0, 10.0), batches=(3, 7), top_k=(50, None))
-    found = cells(plan)
-    assert len(found) == len(set(found)) == 2 + 2 * (1 + 2 + 2 + 1 + 3 + 1 + 1)
+    actual = cells(plan)
+    assert len(actual) == len(set(actual)) == 2 + 2 * (1 + 2 + 2 + 1 + 3 + 1 + 1)
     states = {
         (cell.epsilon, cell.batch): cell.state(plan)
-        for cell in found
+        for cell in actual
         if cell.method == "amin-published"
     }
     assert states == {  # as in table 2 of the paper: its test alone takes too much
@@ -182,7 +182,7 @@ def test_the_grid_has_every_method_once() -> None:
         (10.0, 63): "run",
         (10.0, 127): "TLE",
     }
-    others = {cell.state(plan) for cell in found if cell.method != "amin-published"}
+    others = {cell.state(plan) for cell in actual if cell.method != "amin-published"}
     assert others == {"run"}
     assert DpTextCell("public-only", None, 1, 50).state(DpTextPlan(most_calls=10)) == "TLE"
 
@@ -369,8 +369,8 @@ def test_references_help_above_the_public_model() -> None:
     mauve, gap = dp_text_report.criteria(made_up(*public, near))
     assert "in 0 of 1 cells, the other way round in 0" in mauve and "in 0 of 1 cells" in gap
     mauve, gap = dp_text_report.criteria(made_up(*public, near, far, worse))
-    found = "in 1 of 3 cells (InvisibleInk, k = 50, B = 7 at ε = 10), the other way round in "
-    assert f"{found}1" in mauve and f"{found}0" in gap
+    actual = "in 1 of 3 cells (InvisibleInk, k = 50, B = 7 at ε = 10), the other way round in "
+    assert f"{actual}1" in mauve and f"{actual}0" in gap
     # The control has the candidates that epsilon gives: it is what counts where it is.
     control = row("null-references", 10.0, 1, 1.0, 0.68, 50, perplexity_gap=[42.0, 5.0])
     mauve, gap = dp_text_report.criteria(made_up(*public, control, far))

@@ -40,8 +40,8 @@ def test_steps_are_counted(prompt: list[int], drafter: Proposer, expected: Draft
 
 
 def test_a_text_ends_where_its_model_ends_it() -> None:
-    found = run(Cycle(), Ngrams(6), [0], frozenset({3}), 13, 3, GREEDY, 1)
-    assert found.tokens < 5
+    collected = run(Cycle(), Ngrams(6), [0], frozenset({3}), 13, 3, GREEDY, 1)
+    assert collected.tokens < 5
 
 
 def test_chats_are_rendered_where_there_is_a_template() -> None:

@@ -77,11 +77,11 @@ def test_blocks_are_alike() -> None:
         )
 
     for one, two, three in zip(of(1), of(2), of(3), strict=True):
-        found = workload.of_layers(one, two, 3)
-        seconds = found.counts.pop("seconds lan"), three.counts.pop("seconds lan")
-        assert found.counts == three.counts
+        actual = workload.of_layers(one, two, 3)
+        seconds = actual.counts.pop("seconds lan"), three.counts.pop("seconds lan")
+        assert actual.counts == three.counts
         assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
-        assert found.units == three.units and found.bytes_of == three.bytes_of
+        assert actual.units == three.units and actual.bytes_of == three.bytes_of
 
 
 def test_kinds_of_blocks_add_up() -> None:
@@ -98,11 +98,13 @@ def test_kinds_of_blocks_add_up() -> None:
         largest_activation=(23.0, 240.0, 240.0, 23.0),
     )
     whole = workload._whole(config, request, networks, [0], SystemPromptShape())
-    for found, wanted in zip(workload.of_steps(config, request, networks, [0]), whole, strict=True):
-        seconds = found.counts.pop("seconds lan"), wanted.counts.pop("seconds lan")
-        assert found.counts == wanted.counts
+    for actual, wanted in zip(
+        workload.of_steps(config, request, networks, [0]), whole, strict=True
+    ):
+        seconds = actual.counts.pop("seconds lan"), wanted.counts.pop("seconds lan")
+        assert actual.counts == wanted.counts
         assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
-        assert found.units == wanted.units and found.bytes_of == wanted.bytes_of
+        assert actual.units == wanted.units and actual.bytes_of == wanted.bytes_of
 
 
 def test_checks_of_lengths_cost_no_round_and_few_bytes() -> None:
@@ -193,34 +195,34 @@ def priced(tiny: list[workload.Workload]) -> Priced:
 
 
 def test_prices_give_back_what_they_were_fitted_to(priced: Priced) -> None:
-    works, found = priced
+    works, actual = priced
     for work in works:
         wanted = 1e-3 * work.counts["messages"] + 1e-8 * work.counts["words"]
-        assert found.computing(work) == pytest.approx(wanted, rel=0.02)
+        assert actual.computing(work) == pytest.approx(wanted, rel=0.02)
         for name, units in work.units.items():
             correlation = work.correlations[name]
-            cost = found.of_units(correlation, units)
+            cost = actual.of_units(correlation, units)
             assert all(number >= 0 for number in cost.values())
             part = units * correlation.transfers / STOCK
             assert cost["messages"] == pytest.approx(6 * units / correlation.chunk + 2562 * part)
-            if prices.kind_of(correlation) in found.flat:
+            if prices.kind_of(correlation) in actual.flat:
                 wanted = 4 * units * prices.priced(correlation) + 3e5 * part
                 assert cost["client_to_provider"] == pytest.approx(wanted)
-    again = Prices(**json.loads(json.dumps(dataclasses.asdict(found))))
-    assert again == found
+    again = Prices(**json.loads(json.dumps(dataclasses.asdict(actual))))
+    assert again == actual
 
 
 def test_networks_and_cores_enter_as_stated(priced: Priced) -> None:
-    (work, *_), found = priced
+    (work, *_), actual = priced
     counts = work.counts | {"seconds network": 0.0}
     still = dataclasses.replace(work, counts=counts)
-    local = estimate.figures(still, estimate.Options(4, 3, 0, bandwidth=0.0, delay=0.0), found)
+    local = estimate.figures(still, estimate.Options(4, 3, 0, bandwidth=0.0, delay=0.0), actual)
     assert local["seconds"] == local["seconds_of"]["compute"]
-    alone = estimate.figures(still, estimate.Options(4, 3, 0, cores=1), found)
+    alone = estimate.figures(still, estimate.Options(4, 3, 0, cores=1), actual)
     assert alone["seconds"] == pytest.approx(2 * local["seconds"])
     counts = counts | {"seconds network": 1.5 + counts["rounds"] * 0.01}
     far = dataclasses.replace(work, counts=counts)
-    slow = estimate.figures(far, estimate.Options(4, 3, 0, delay=10.0, bandwidth=8.0), found)
+    slow = estimate.figures(far, estimate.Options(4, 3, 0, delay=10.0, bandwidth=8.0), actual)
     assert slow["seconds_of"]["transmission"] == pytest.approx(1.5)
     offline = slow["offline"]
     size = offline["client_to_provider"] + offline["provider_to_client"]

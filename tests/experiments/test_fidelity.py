@@ -76,8 +76,8 @@ def test_texts_beyond_their_ranges_are_counted_alone(
             first = tokens == texts[0].rest
             return rows + (100.0 if first else 0.0), ["last norm"] if first else []
 
-    compared, found = by_pieces(texts, forwards[0], LeavesInTheFirst(), lambda name: None)
-    assert [text.outside for text in found] == [["last norm"], [], []]
+    compared, actual = by_pieces(texts, forwards[0], LeavesInTheFirst(), lambda name: None)
+    assert [text.outside for text in actual] == [["last norm"], [], []]
     assert compared.positions == sum(len(text.rest) for text in texts[1:])
     assert compared.largest_error == 0.0
 
@@ -124,9 +124,9 @@ def test_a_session_opens_all_logits(
     """By a dealer or between two processes: the programs of a completion, a prefill of one token
     and a step of five.
     """
-    found, took, agreed = way(chat_model, texts[0].head, [texts[0].rest[:6]], forwards[0])
-    assert found.positions == 6 and found.agreement == 1.0
-    assert 0 < found.largest_error < 0.03
+    actual, took, agreed = way(chat_model, texts[0].head, [texts[0].rest[:6]], forwards[0])
+    assert actual.positions == 6 and actual.agreement == 1.0
+    assert 0 < actual.largest_error < 0.03
     vocab = load_model(chat_model)[0].vocab_size
     assert f"logits (study): {6 * vocab} x 64 bit in 2 openings" in took["learned"]["client"]
     assert not any("logits" in line for line in took["learned"]["provider"])

@@ -72,11 +72,11 @@ def test_a_hidden_text_sends_what_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         return report.steps, sum(e.traffic.messages for e in online), sent, received
 
     with Simulation() as simulation:  # correlated randomness of its own, for weights of its own
-        (steps, *found), _ = simulation.run(program)
+        (steps, *outcomes), _ = simulation.run(program)
     assert steps >= 4  # the third packs
     works = of_steps(TINY, asked, [], [0] * steps)
     names = ("messages", "client_to_provider", "provider_to_client")
-    assert found == [sum(w.counts[n] for w in works) for n in names]
+    assert outcomes == [sum(w.counts[n] for w in works) for n in names]
 
 
 def test_the_table_puts_hidden_beside_shown() -> None:
@@ -90,9 +90,9 @@ def test_the_table_puts_hidden_beside_shown() -> None:
     assert hidden.offline_bytes > 0.99 * shown.offline_bytes > 0
     assert hidden.total_seconds("lan") > hidden.total_seconds("local") > 0
     text = hiding.both(TINY, 4, 6, 2, 3.0)
-    found = json.loads(json.dumps(text))
-    assert hiding.more(found) == hiding.more(text)
-    lines = hiding.table({"texts": [found]}).splitlines()
+    content = json.loads(json.dumps(text))
+    assert hiding.more(content) == hiding.more(text)
+    lines = hiding.table({"texts": [content]}).splitlines()
     assert [line.count("|") for line in lines] == [13] * 5
 
 

@@ -122,8 +122,8 @@ def test_what_cannot_be_measured_is_refused(
 
 @pytest.mark.slow
 def test_a_run_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
-    found = latency.measure(*tiny_pair, "def read", [1, 2], 1, "local", stock=True, local=None)
-    ours, stock = found["paths"]["ours"], found["paths"]["stock"]
+    stocks = latency.measure(*tiny_pair, "def read", [1, 2], 1, "local", stock=True, local=None)
+    ours, stock = stocks["paths"]["ours"], stocks["paths"]["stock"]
     for path in (ours, stock):
         assert [step["positions"] for step in path] == [1, 2]
         assert latency.kinds_of(path)[:8] == list(costs.KINDS)

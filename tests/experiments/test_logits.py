@@ -88,24 +88,24 @@ def test_perplexity_of_known_distributions() -> None:
 def test_windows_come_from_all_over_the_text(tiny_pair: tuple[Path, Path]) -> None:
     tokenizer = Tokenizer.load(tiny_pair[0])
     texts = [chr(ord("a") + i) * 9 for i in range(6)]
-    found = windows_from(texts, tokenizer, count=3, length=4)
-    assert found.shape == (3, 4)
-    assert [tokenizer.decode(ids) for ids in found] == ["aaaa", "cccc", "eeee"]
+    actual = windows_from(texts, tokenizer, count=3, length=4)
+    assert actual.shape == (3, 4)
+    assert [tokenizer.decode(ids) for ids in actual] == ["aaaa", "cccc", "eeee"]
     with pytest.raises(InputError, match="fewer"):
         windows_from(texts, tokenizer, count=13, length=4)
 
 
 def test_pieces_stay_within_the_bound() -> None:
-    found = logits.compare_pieces(SHIPPED / "private", SHIPPED / "held_out.jsonl", 400)
-    assert (found.positions, found.failures) == (400, [])
+    scores = logits.compare_pieces(SHIPPED / "private", SHIPPED / "held_out.jsonl", 400)
+    assert (scores.positions, scores.failures) == (400, [])
     # They are an approximation: a comparison of float32 with itself would find nothing.
-    assert 0.02 < found.largest_error < 0.04 and 0.001 < found.mean_error < 0.0025
+    assert 0.02 < scores.largest_error < 0.04 and 0.001 < scores.mean_error < 0.0025
 
 
 def _with_another(
     monkeypatch: pytest.MonkeyPatch, name: str, form: Callable[..., Any] | None
 ) -> logits.Comparison:
-    """By pieces, but for the function of this name: in another form, or the exact one."""
+    """Return the logits by pieces, but for the function of this name: in another form, or exact."""
     form_on_shares = logits.form_on_shares
 
     def chosen(eqn: Any) -> ClosedJaxpr | None:
@@ -121,8 +121,8 @@ def test_a_coarser_table_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> No
     def coarser(x: Any, bits: int = activation_bits(240)) -> Any:
         return quadratics(x, GELU[4], bits=bits)
 
-    found = _with_another(monkeypatch, "gelu", coarser)
-    assert found.failures and found.failures[0].startswith("largest error 0.1")
+    actual = _with_another(monkeypatch, "gelu", coarser)
+    assert actual.failures and actual.failures[0].startswith("largest error 0.1")
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_most_of_the_error_is_gelus(
 
 @pytest.mark.slow
 def test_pieces_stay_within_the_bound_at_5000_positions() -> None:
-    found = logits.compare_pieces(SHIPPED / "private", SHIPPED / "held_out.jsonl", 5000)
-    assert (found.positions, found.failures) == (5000, [])
+    scores = logits.compare_pieces(SHIPPED / "private", SHIPPED / "held_out.jsonl", 5000)
+    assert (scores.positions, scores.failures) == (5000, [])
 
 
 def test_activations_out_of_range_are_refused(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:

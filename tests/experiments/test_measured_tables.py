@@ -23,7 +23,7 @@ def session(network: str, *rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def stale(paragraphs: list[str]) -> list[str]:
-    """What the code says otherwise."""
+    """Return what the code says otherwise."""
     return exact_cells.checked("\n\n".join(paragraphs) + "\n", EXACT)[1]
 
 

@@ -33,12 +33,12 @@ def result(*networks: str) -> dict[str, Any]:
 
 
 def test_the_table_beside_what_is_emulated(tmp_path: Path) -> None:
-    found = result("lan", "wan")
-    assert network_bench.table(found).splitlines()[2:] == [
+    actual = result("lan", "wan")
+    assert network_bench.table(actual).splitlines()[2:] == [
         "| lan | 20 | 83.00 (81.00 to 90.00) | 1,000 | 333 (302 to 372) |",
         "| wan | 80 | 83.00 (81.00 to 90.00) | 400 | 356 (320 to 400) |",
     ]
-    assert mistakes_of("network", found, tmp_path) == []
+    assert mistakes_of("network", actual, tmp_path) == []
 
 
 def test_the_command(

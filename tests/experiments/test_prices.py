@@ -114,25 +114,25 @@ def test_an_extension_is_priced_apart() -> None:
     row = {"name": LEAF.name, "batches": [_batch(9.0, 1000.0, 4), usual, extending, usual, half]}
     work = _work(LEAF, 1.0)
     made = prices.made_in({"correlations": [row]}, work)
-    found = prices.fit({}, [], made, [(work, 1.0)])
-    assert found.extension == pytest.approx(_batch(1.5, 20000.0, 2562))
+    actual = prices.fit({}, [], made, [(work, 1.0)])
+    assert actual.extension == pytest.approx(_batch(1.5, 20000.0, 2562))
     units = STOCK / LEAF.transfers
     batches = units / LEAF.chunk
-    wanted = {n: batches * usual[n] + found.extension[n] for n in FIGURES}
-    assert found.of_units(LEAF, units) == pytest.approx(wanted)
-    assert found.extensions(_work(LEAF, 2 * units)) == pytest.approx(2)
+    wanted = {n: batches * usual[n] + actual.extension[n] for n in FIGURES}
+    assert actual.of_units(LEAF, units) == pytest.approx(wanted)
+    assert actual.extensions(_work(LEAF, 2 * units)) == pytest.approx(2)
     with pytest.raises(SpuLlmError, match="no batch extended"):
         prices.fit({}, [], [(LEAF, [usual], [])], [(work, 1.0)])
 
 
 def test_a_unit_of_known_rows_takes_half_the_bytes_of_a_tile() -> None:
     """It is encrypted in one direction."""
-    found = Prices.load()
+    actual = Prices.load()
     for known, tile in (
         (known_products(128, 128, 64), cached_products(128, 64)),
         (weighted_known_rows(128, 128, 64), weighted_rows(128, 64)),
     ):
-        size, whole = (both_ways(found.of_units(unit, 1.0)) for unit in (known, tile))
+        size, whole = (both_ways(actual.of_units(unit, 1.0)) for unit in (known, tile))
         assert size == pytest.approx(whole / 2)
 
 
@@ -140,7 +140,7 @@ def test_a_unit_of_known_rows_takes_half_the_bytes_of_a_tile() -> None:
 
 
 def _alike(config: GPT2Config, tile: int) -> dict[str, Correlation]:
-    """A correlation of every kind in the records of complete generations."""
+    """Return a correlation of every kind in the records of complete generations."""
     return {
         "shared bit": BITS,
         "square pair": SQUARE,
@@ -160,9 +160,9 @@ def _alike(config: GPT2Config, tile: int) -> dict[str, Correlation]:
     }
 
 
-def _predicted(record: dict[str, Any], found: Prices) -> dict[str, float]:
-    """Of the correlated randomness that a complete generation made, as much as took so many bytes.
-    Left out: silent products, which take none.
+def _predicted(record: dict[str, Any], actual: Prices) -> dict[str, float]:
+    """Predict the price of the correlated randomness that a complete generation made, as much as
+    took so many bytes. Silent products, which take none, are left out.
     """
     asked, kinds, agreed = record["asked"], record["costs"]["kinds"], record["config"]
     assert agreed["model.family"] == "gpt2"
@@ -172,18 +172,18 @@ def _predicted(record: dict[str, Any], found: Prices) -> dict[str, float]:
     total = dict.fromkeys(FIGURES, 0.0)
     for kind, one in _alike(config, tile_for(request.capacity(config))).items():
         if kind in kinds:
-            units = both_ways(kinds[kind]) / both_ways(found.of_units(one, 1.0))
-            cost = found.of_units(one, units)
+            units = both_ways(kinds[kind]) / both_ways(actual.of_units(one, 1.0))
+            cost = actual.of_units(one, units)
             total = {n: total[n] + cost[n] for n in FIGURES}
     return total
 
 
-def _ratios(system: str, found: Prices) -> Iterator[tuple[str, float]]:
-    """What is predicted of all generations of a system, by what was measured."""
+def _ratios(system: str, actual: Prices) -> Iterator[tuple[str, float]]:
+    """Yield what is predicted of all generations of a system, by what was measured."""
     runs = saved.load("completions")["runs"] + saved.load("standard")["runs"]
     records = [r for r in runs if r["asked"]["system"] == system]
     assert len(records) >= 4
-    predicted = [_predicted(r, found) for r in records]
+    predicted = [_predicted(r, actual) for r in records]
     measured = [
         cost
         for r in records
@@ -199,10 +199,10 @@ def test_material_of_complete_generations(system: str) -> None:
     """Within a third, since half of these runs met a machine that was a third slower than when it
     was priced, as the stock path's beside them show; without the price of extensions far from it.
     """
-    found = Prices.load()
-    ratios = dict(_ratios(system, found))
+    actual = Prices.load()
+    ratios = dict(_ratios(system, actual))
     assert ratios["seconds"] == pytest.approx(1, abs=0.35)
     assert ratios["messages"] == pytest.approx(1, abs=0.05)
-    without = dataclasses.replace(found, extension=dict.fromkeys(FIGURES, 0.0))
+    without = dataclasses.replace(actual, extension=dict.fromkeys(FIGURES, 0.0))
     fewer = dict(_ratios(system, without))
     assert fewer["seconds"] < 0.75 * ratios["seconds"] and fewer["messages"] < 0.2

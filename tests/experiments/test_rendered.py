@@ -38,20 +38,20 @@ def own_jupyter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(cell: Any) -> list[str]:
-    """What a code cell printed, and that it drew. Of a cell with the tag "varies" (noise of shares,
-    seconds of this run) numbers and spacing do not count; warnings of libraries never do.
+    """Return what a code cell printed, and that it drew. Of a cell with the tag "varies" (noise of
+    shares, seconds of this run) numbers and spacing do not count; warnings of libraries never do.
     """
     varies = "varies" in cell.metadata.get("tags", [])
-    found = []
+    collected = []
     for output in cell.outputs:
         if output.output_type == "stream":
             text = output.text if output.name == "stdout" else ""
             if varies:
                 text = re.sub(r" +", " ", re.sub(r"\d[\d.,]*", "#", text))
-            found += [text] if text else []
+            collected += [text] if text else []
         else:
-            found.append("picture" if "image/png" in output.data else str(output.data))
-    return found
+            collected.append("picture" if "image/png" in output.data else str(output.data))
+    return collected
 
 
 def outputs(notebook: Any) -> list[list[str]]:

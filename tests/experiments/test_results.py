@@ -40,8 +40,8 @@ COMPLETIONS = render.RESULTS / "completions.md"
 @pytest.mark.parametrize("page", render.pages(), ids=lambda page: page.stem)
 def test_every_table_says_where_it_comes_from(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    found = [m for lines, under in tables(text) for m in origin_mistakes(lines, under, FOLDER)]
-    assert found == []
+    failures = [m for lines, under in tables(text) for m in origin_mistakes(lines, under, FOLDER)]
+    assert failures == []
     assert len(list(tables(text))) == len(re.findall(r"^\|[-|: ]+\|$", text, re.M))
 
 
@@ -90,8 +90,8 @@ def test_a_table_without_its_origin_is_found(under: str, wanted: str, tmp_path: 
         (tmp_path / "data" / f"{name}.json").write_text(text, encoding="utf-8")
     (tmp_path / "data" / "nothing.json").write_text("{}", encoding="utf-8")
     ((lines, line),) = tables(f"Text.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n{under}\n")
-    found = origin_mistakes(lines, line, tmp_path)
-    assert len(found) == bool(wanted) and all(wanted in text for text in found)
+    failures = origin_mistakes(lines, line, tmp_path)
+    assert len(failures) == bool(wanted) and all(wanted in text for text in failures)
 
 
 QUICK = "*Tests: `pytest tests/test_a.py`; run in `make test`.*"
@@ -123,8 +123,8 @@ def test_a_row_without_its_test_is_found(
     )
     (tmp_path / "tests" / "test_b.py").write_text("def test_other(): ...\n")
     ((lines, line),) = tables(f"| a | test |\n|---|---|\n| 1 | {cell} |\n\n{under}\n")
-    found = origin_mistakes(lines, line, tmp_path / "experiments")
-    assert bool(found) == bool(wanted) == any(wanted in text for text in found), found
+    failures = origin_mistakes(lines, line, tmp_path / "experiments")
+    assert bool(failures) == bool(wanted) == any(wanted in text for text in failures), failures
 
 
 # ---- tables that are made of the committed files
@@ -154,7 +154,7 @@ def test_every_headline_figure_stands_in_the_page_that_it_names() -> None:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub makes it."""
+    """Return the anchor of a heading, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
@@ -195,7 +195,9 @@ def test_a_further_network_has_a_section(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
-    """Of the code, but those of text of the provider's own, which are as they were stored."""
+    """Return the figures of the code; those of text of the provider's own are as they were
+    stored.
+    """
     stored = exact_cells.stored(exact.FILE)["own text"]
     return exact.quick_figures(shipped("private")) | {"own text": stored}
 

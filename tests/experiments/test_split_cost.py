@@ -16,7 +16,7 @@ def test_the_middle_alone_takes_less_than_half() -> None:
     the correlated randomness, however that is counted.
     """
     result = split_cost.compared(load_config(shipped("private")), Split(1, 1))
-    found = split_cost.shares(result)
-    assert found["seconds"] <= 0.5
-    assert max(found[name] for name in ("stored", "offline bytes", "offline seconds")) <= 0.4
+    actual = split_cost.shares(result)
+    assert actual["seconds"] <= 0.5
+    assert max(actual[name] for name in ("stored", "offline bytes", "offline seconds")) <= 0.4
     assert [line.count("|") for line in split_cost.table(result).splitlines()] == [11] * 6

@@ -55,8 +55,8 @@ def result() -> dict[str, Any]:
 
 
 def test_cells_are_tuned_and_not_tuned_and_baselines_are_not() -> None:
-    found = [(c.mechanism, c.epsilon, c.rounds) for c in noir.cells(PLAN)]
-    assert found == [
+    collected = [(c.mechanism, c.epsilon, c.rounds) for c in noir.cells(PLAN)]
+    assert collected == [
         ("none", None, 0),
         ("none", None, 7),
         ("grr", 0.5, 0),

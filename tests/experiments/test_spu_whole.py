@@ -32,7 +32,7 @@ def decode(session: Session) -> spu_whole.Decoded:
 
 
 def are_greedy(tokens: list[int]) -> bool:
-    """Whether each token is the most likely one after the prompt and those before it."""
+    """Return whether each token is the most likely one after the prompt and those before it."""
     rows = jax.jit(lambda xs: logits(PARAMS, PRIVATE, xs))(np.asarray(PROMPT + tokens[:-1]))
     return np.argmax(rows[len(PROMPT) - 1 :], axis=-1).tolist() == tokens
 
@@ -97,10 +97,10 @@ def test_the_layers_put_together_are_the_model() -> None:
     weights = spu_whole.flax_params(PARAMS)
     tokens = np.asarray(PROMPT, np.int32)
     n, heads = len(PROMPT), PRIVATE.n_head
-    found = {x.kind: x for x in spu_layers.layers(PRIVATE, weights, n, n)}
+    collected = {x.kind: x for x in spu_layers.layers(PRIVATE, weights, n, n)}
 
     def run(kind: str, *xs: np.ndarray, held: object = None) -> list[np.ndarray]:
-        layer = found[kind]
+        layer = collected[kind]
         assert [x.shape for x in xs] == list(layer.shapes)
         return [
             np.asarray(y)

@@ -85,9 +85,9 @@ def test_a_sweep_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
         *((step["median"], steps[step["positions"]]) for step in result["steps"]),
     ]
     # Parties send what the plan says, whatever the secrets are.
-    for found, wanted in measured:
+    for actual, wanted in measured:
         for name in ("messages", "client_to_provider", "provider_to_client"):
-            assert found[name] == wanted[name]
+            assert actual[name] == wanted[name]
     for step in result["steps"]:
         kinds = step["median"]["kinds"].values()
         sizes = {k: both_ways(c) for k, c in step["median"]["kinds"].items()}

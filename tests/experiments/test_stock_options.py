@@ -50,11 +50,11 @@ def test_the_layers_take_an_options_functions_and_nothing_stays() -> None:
     weights = spu_whole.flax_params(params)
 
     def primitives() -> dict[str, str]:
-        found = {x.kind: x for x in spu_layers.layers(config, weights, 4, 1)}
+        collected = {x.kind: x for x in spu_layers.layers(config, weights, 4, 1)}
         return {
             kind: str(
-                jax.make_jaxpr(lambda *xs, fn=found[kind].fn: fn((), None, *xs))(
-                    *(np.zeros(s, np.float32) for s in found[kind].shapes)
+                jax.make_jaxpr(lambda *xs, fn=collected[kind].fn: fn((), None, *xs))(
+                    *(np.zeros(s, np.float32) for s in collected[kind].shapes)
                 )
             )
             for kind in ("softmax", "GELU")

@@ -19,7 +19,7 @@ CIPHERTEXTS, FIXED = 400, 600  # messages per sender
 
 
 def recorded(name: str, seed: int, shift: int = 0, spread: float = 120.0) -> Recorded:
-    """A run whose ciphertexts have sizes near 125,000 bytes."""
+    """Return a run whose ciphertexts have sizes near 125,000 bytes."""
     rng = np.random.default_rng(seed)
     messages = []
     for sender in (CLIENT, PROVIDER):

@@ -96,7 +96,7 @@ def test_wrong_outcomes_are_found(name: str, exact: bool) -> None:
 
 
 def plain_outcome(step: Step) -> Any:
-    """The outcome by the variant's own plaintext, on whole ring words."""
+    """Return the outcome by the variant's own plaintext, on whole ring words."""
     if step.verifier.name in verify_bench.NOISY:
         z = (step.logits / 2.0**18).astype(np.float32)
         function = verify_bench.function_of(step.verifier, exact=False).fn

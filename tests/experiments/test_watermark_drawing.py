@@ -125,9 +125,9 @@ def test_the_command_goes_on_with_what_is_there(
         options.run(options)
     options.run(options)
     assert made == ["1 independent", "1 spread", "1 spread"]
-    found = json.loads(file.read_text())
-    assert [row["name"] for row in found["rows"]] == ["independent", "spread"]
-    (line,) = (line for line in table(found).splitlines() if line.startswith("| spread"))
+    content = json.loads(file.read_text())
+    assert [row["name"] for row in content["rows"]] == ["independent", "spread"]
+    (line,) = (line for line in table(content).splitlines() if line.startswith("| spread"))
     assert "+2.00 (+2.00 to +2.00)" in line  # 3 less 1
 
 
@@ -142,5 +142,5 @@ def test_as_many_independent_ones() -> None:
             (FITTED_M, 8, 40.0, "9 9"),
         )
     ]
-    found = [watermark_drawing._independent({"rows": rows}, row) for row in rows]
-    np.testing.assert_allclose(np.array(found), [[1, 2], [3, 8], [2, 5], [3, 8]])
+    collected = [watermark_drawing._independent({"rows": rows}, row) for row in rows]
+    np.testing.assert_allclose(np.array(collected), [[1, 2], [3, 8], [2, 5], [3, 8]])

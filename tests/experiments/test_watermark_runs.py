@@ -16,7 +16,7 @@ from spu_llm.core.errors import InputError, SpuLlmError
 
 
 def told(tokens: int, seconds: float) -> dict[str, Any]:
-    """What `demo` writes."""
+    """Return what `demo` writes."""
     ways = {"client_to_provider": 10**6 * tokens, "provider_to_client": 0}
     return {
         "token_ids": [1] * tokens,
@@ -81,14 +81,16 @@ def test_systems_take_turns_and_stopped_runs_go_on(
     ]
     start()
     assert len(seen) == 8 and seen[-1] == "1 race 4"
-    found = json.loads(file.read_text(encoding="utf-8"))
-    assert len(found["runs"]) == 8 and len(found["failed"]) == 1
-    assert [run["log10_p"] is None for run in found["runs"]].count(True) == 2
-    lines = [line for line in watermark_runs.table(found).splitlines() if "candidates of 3" in line]
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert len(content["runs"]) == 8 and len(content["failed"]) == 1
+    assert [run["log10_p"] is None for run in content["runs"]].count(True) == 2
+    lines = [
+        line for line in watermark_runs.table(content).splitlines() if "candidates of 3" in line
+    ]
     # 16 s in 9 s at one prompt, 16 s in 9 s at the other; eight tokens each.
     (line,) = lines
     assert line.startswith("| lan, 8 tokens: 4 candidates of 3 drafts, token | 2 | 2 (2 to 2) |")
-    assert "1.78" in line and watermark_runs.table(found) in capsys.readouterr().out
+    assert "1.78" in line and watermark_runs.table(content) in capsys.readouterr().out
 
 
 def test_what_cannot_be_run(tmp_path: Path) -> None:

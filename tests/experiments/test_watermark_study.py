@@ -170,8 +170,8 @@ def test_texts_are_those_of_the_package(pair: tuple[Lanes, Lanes, Tokenizer]) ->
         prompt = tuple(map(int, PROMPTS[j]))
         assert embedder.text(prompt, 6).content == tuple(written.tokens[j])
         noise = MarkedNoise(author.keys[0], 4, lanes.config.vocab_size, History(), author.prg)
-        found, _ = race_text(distribution.distribution, noise, prompt, 6, frozenset())
-        assert found == tuple(raced.tokens[j])
+        tokens, _ = race_text(distribution.distribution, noise, prompt, 6, frozenset())
+        assert tokens == tuple(raced.tokens[j])
         flat = Method("flat", 3)
         marked = write(flat, authors(flat)[j : j + 1], lanes, PROMPTS[j : j + 1], 6, 0.8, [0])
         again = authors(flat)[j]
@@ -259,18 +259,18 @@ def test_scores_of_unmarked_texts_are_p_values() -> None:
 def test_edits_change_as_many_tokens_as_they_say() -> None:
     text = list(range(1000, 1100))
     for name, edit in edits.EDITS.items():
-        found, again = (edit(text, 500, Prg.from_seed(1, name)) for _ in range(2))
-        kept = [token for token in found if token >= 1000]
-        assert found == again and kept == sorted(kept) and 0 not in found
+        actual, again = (edit(text, 500, Prg.from_seed(1, name)) for _ in range(2))
+        kept = [token for token in actual if token >= 1000]
+        assert actual == again and kept == sorted(kept) and 0 not in actual
         share = int(name.split()[1]) if "%" in name else 0
         if "replaced" in name:
-            assert len(found) == 100 and len(kept) == 100 - share
+            assert len(actual) == 100 and len(kept) == 100 - share
         elif "deleted" in name:
-            assert len(found) == len(kept) == 100 - share
+            assert len(actual) == len(kept) == 100 - share
         elif "inserted" in name:
-            assert len(found) == 100 + share and len(kept) == 100
+            assert len(actual) == 100 + share and len(kept) == 100
         else:
-            assert found == text[25:75]
+            assert actual == text[25:75]
 
 
 def test_the_paraphraser_rewrites_blocks_and_comes_again(
@@ -318,8 +318,8 @@ def test_guesses_are_better_than_chance_of_seen_n_grams_alone() -> None:
             text.append(max(drawn, key=lambda t: forgery.number(key, (*text[-3:], t))))
         marked.append(text)
     unmarked, others = (source.integers(1, 300, (30, 60)).tolist() for _ in range(2))
-    found = forgery.guesses(marked, unmarked, others, key, Prg.from_seed(0, "guess"))
-    seen, unseen = found["seen"], found["unseen"]
+    actual = forgery.guesses(marked, unmarked, others, key, Prg.from_seed(0, "guess"))
+    seen, unseen = actual["seen"], actual["unseen"]
     assert abs(seen["right"] - 0.8) < 6 * np.sqrt(0.16 / seen["pairs"])
     assert abs(unseen["right"] - 0.5) < 6 * np.sqrt(0.25 / unseen["pairs"])
     assert seen["pairs"] > 1500 and unseen["pairs"] > 1500
@@ -330,11 +330,11 @@ def test_guesses_are_better_than_chance_of_seen_n_grams_alone() -> None:
 
 def test_cells_go_on_where_they_ended(tmp_path: Path) -> None:
     plan = WatermarkPlan(texts=4)
-    found = cells(plan)
-    assert len({cell.name for cell in found}) == len(found)
-    rows = [{"temperature": cell.temperature, **asdict(cell.method)} for cell in found]
+    actual = cells(plan)
+    assert len({cell.name for cell in actual}) == len(actual)
+    rows = [{"temperature": cell.temperature, **asdict(cell.method)} for cell in actual]
     again = json.loads(json.dumps(rows))
-    assert [watermark_plan.cell_of(row).name for row in again] == [cell.name for cell in found]
+    assert [watermark_plan.cell_of(row).name for row in again] == [cell.name for cell in actual]
     file = tmp_path / "found.json"
     assert commands.earlier(file, plan) == []
     file.write_text(json.dumps({"plan": asdict(plan), "rows": rows[:2]}))
@@ -435,13 +435,13 @@ def interval(value: float, half: float = 0.01) -> list[float]:
 
 
 def made_up(method: Method, auc: float = 0.98, shift: float = 0.0, **more: Any) -> dict[str, Any]:
-    found = {"auc": interval(auc), "pauc": interval(0.8), "tpr": interval(0.7)}
+    collected = {"auc": interval(auc), "pauc": interval(0.8), "tpr": interval(0.7)}
     kinds = scores.KINDS.get(method.name, ())
     detection = {
         kind: {
-            "by_length": {n: found for n in watermark_report.LENGTHS},
-            "pooled": found,
-            "edited": {"replaced 10 %": found, "paraphrased 50 %": found},
+            "by_length": {n: collected for n in watermark_report.LENGTHS},
+            "pooled": collected,
+            "edited": {"replaced 10 %": collected, "paraphrased 50 %": collected},
             "scores": "1 2",
             "median": 5.25,
         }

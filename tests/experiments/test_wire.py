@@ -28,11 +28,11 @@ RESPONSE = b"PRPC\x00\x00\x00\x0e\x00\x00\x00\x0c\x12\x02\x08\x00\x18\x00 \x82\x
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_requests_come_out_of_any_chunks(chunk: int) -> None:
-    parser, found = RequestParser(), []
+    parser, actual = RequestParser(), []
     data = CONNECT + RESPONSE + GATHER + ACK
     for at in range(0, len(data), chunk):
-        found += parser.feed(data[at : at + chunk])
-    assert found == [
+        actual += parser.feed(data[at : at + chunk])
+    assert actual == [
         Push(b"connect_1\x01\x020", 0),
         Push(b"root:1:ALLGATHER\x01\x021", 4),
         Push(b"ACK\x01\x02", 1),
@@ -92,12 +92,12 @@ class Scripted:
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_sizes_come_out_of_any_chunks(chunk: int) -> None:
-    parser, found = SizeParser(), []
+    parser, actual = SizeParser(), []
     sizes = [0, 3, 0, 70_000, 9]
     data = bytes(8) + b"".join(size.to_bytes(8, "little") + b"\7" * size for size in sizes)
     for at in range(0, len(data), chunk):
-        found += parser.feed(data[at : at + chunk])
-    assert found == sizes
+        actual += parser.feed(data[at : at + chunk])
+    assert actual == sizes
 
 
 def test_the_recorder_lists_both_directions_and_changes_nothing() -> None:

@@ -44,7 +44,7 @@ def row(variant: str, source: str, count: int, seconds: float) -> dict[str, Any]
 
 
 def measured(count: int, seconds: float) -> dict[str, Any]:
-    """A block's slice between norms of a second."""
+    """Return a block's slice between norms of a second."""
     norms, part = ({"error": 0.01} | MEMORY | cost(s) for s in (1.0, seconds))
     return {"draft_length": count, "slices": 4, "norms": norms, "slice": part}
 

@@ -8,7 +8,9 @@ _ODD = (b"\0", b"\xff", b'"', b"{", b"}", b"[", b"]", b"\\", b"\n", b"-1", b"1e9
 
 
 def changed(data: bytes, source: random.Random) -> bytes:
-    """`data` with up to four changes: a bit, a byte, a piece cut out, doubled or put elsewhere."""
+    """Return `data` with up to four changes: a bit, a byte, a piece cut out, doubled or put
+    elsewhere.
+    """
     for _ in range(source.randrange(5)):
         at, to = sorted(source.randrange(len(data) + 1) for _ in range(2))
         match source.randrange(6):

@@ -57,7 +57,9 @@ _AT_ONCE = 64 << 10  # bytes that a socket takes without being read
 
 
 def frames(data: bytes) -> bool:
-    """The relay's frames: cut anywhere, they are the same, and back in bytes what they were."""
+    """Return the relay's frames: cut anywhere, they are the same, and back in bytes what they
+    were.
+    """
     with contextlib.suppress(WireError):
         whole = FrameParser().feed(data)
         parser, cut = FrameParser(), len(data) // 3
@@ -98,7 +100,7 @@ def control_messages(data: bytes) -> bool:
 
 
 def manifest(data: bytes) -> bool:
-    """A client's request to open a session, and what a worker would be told of it."""
+    """Return a client's request to open a session, and what a worker would be told of it."""
     with contextlib.suppress(DecodeError, WireError, ManifestMismatch):
         asked = control_plane._manifest(OpenRequest.FromString(data).manifest)
         agree(asked, with_nonce(_OWN))
@@ -108,7 +110,7 @@ def manifest(data: bytes) -> bool:
 
 
 def request(data: bytes) -> bool:
-    """A completion's request, as fields of a manifest."""
+    """Return a completion's request, as fields of a manifest."""
     with contextlib.suppress(ValueError, RecursionError, InputError):
         fields = json.loads(data)
         if isinstance(fields, dict):
@@ -118,7 +120,7 @@ def request(data: bytes) -> bool:
 
 
 def messages(data: bytes) -> bool:
-    """What comes on a channel from worker to worker: messages, then an end."""
+    """Return what comes on a channel from worker to worker: messages, then an end."""
     heard = b""
     with contextlib.suppress(PeerError):
         for message in messages_of(data):
@@ -130,7 +132,9 @@ def messages(data: bytes) -> bool:
 
 
 def messages_of(data: bytes) -> Iterator[bytes]:
-    """As a channel has them that gets these bytes, as many as a socket takes; PeerError."""
+    """Return the messages of a channel that gets these bytes, as many as a socket takes;
+    PeerError.
+    """
     ends = socket.socketpair()
     with closing(StreamChannel(ends[0], 1.0)) as channel, ends[1] as peer:
         left = len(data[:_AT_ONCE])
@@ -155,7 +159,7 @@ class _Once:
 
 
 def sealed(data: bytes) -> bool:
-    """A message between workers; nobody who lacks the key makes one."""
+    """Return a message between workers; nobody who lacks the key makes one."""
     try:
         SealedChannel(_Once(data), bytes(32), 0).recv()
     except WireError:
@@ -164,16 +168,16 @@ def sealed(data: bytes) -> bool:
 
 
 def inventory(data: bytes) -> bool:
-    """What the other party says of its pool."""
+    """Return what the other party says of its pool."""
     with contextlib.suppress(WireError):
-        found = _read_inventory(data)
-        assert all(type(used) is int and used >= 0 for used in found.values())
+        actual = _read_inventory(data)
+        assert all(type(used) is int and used >= 0 for used in actual.values())
         return True
     return False
 
 
 def peer_id(data: bytes) -> bool:
-    """By what the other party names itself."""
+    """Parse the id by which the other party names itself."""
     with contextlib.suppress(WireError, PoolError):
         folder = agree_on_folder(_Once(data), _FOLDER / "pool")
         assert folder is None or folder.parent == _FOLDER / "pool"
@@ -182,7 +186,9 @@ def peer_id(data: bytes) -> bool:
 
 
 def batch(data: bytes) -> bool:
-    """A batch on disk: two lines, fields of its label and of its state, under right seals."""
+    """Return a batch on disk: two lines, fields of its label and of its state, under right
+    seals.
+    """
     folder = _FOLDER / "batches"
     first, _, second = data.partition(b"\n")
     with contextlib.suppress(PoolError):
@@ -203,32 +209,36 @@ def batch(data: bytes) -> bool:
 
 
 def safetensors(data: bytes) -> bool:
-    """The file of a model's weights."""
+    """Return the file of a model's weights."""
     return _loads(load_model, "weights", "model.safetensors", data)
 
 
 def model_config(data: bytes) -> bool:
-    """The file that declares a model's shape."""
+    """Return the file that declares a model's shape."""
     return _loads(load_model, "config", "config.json", data)
 
 
 def tokenizer(data: bytes) -> bool:
-    """A tokenizer's file."""
+    """Return a tokenizer's file."""
     return _loads(Tokenizer.load, "tokenizer", "tokenizer.json", data)
 
 
 def text_format(data: bytes) -> bool:
-    """What a provider says of how its model's text is written."""
+    """Return what a provider says of how its model's text is written."""
     with contextlib.suppress(InputError):
-        found = TextFormat.parse(data)
-        assert found.tokenizer.decode(found.tokenizer.encode("a", goes_on=True)) is not None
-        assert found.tokenizer.eos_ids and max(found.tokenizer.eos_ids) < found.tokenizer.vocab_size
+        actual = TextFormat.parse(data)
+        assert actual.tokenizer.decode(actual.tokenizer.encode("a", goes_on=True)) is not None
+        assert (
+            actual.tokenizer.eos_ids and max(actual.tokenizer.eos_ids) < actual.tokenizer.vocab_size
+        )
         return True
     return False
 
 
 def gguf(data: bytes) -> bool:
-    """A file to import: what is taken can be loaded, and of what is refused nothing is left."""
+    """Return a file to import: what is taken can be loaded, and of what is refused nothing is
+    left.
+    """
     folder = _FOLDER / "gguf"
     folder.mkdir(exist_ok=True)
     file, out = folder / "model.gguf", folder / "out"
@@ -244,7 +254,7 @@ def gguf(data: bytes) -> bool:
 
 
 def shards(data: bytes) -> bool:
-    """The index of weights in several files."""
+    """Return the index of weights in several files."""
     directory = _model("shards")
     if (directory / "model.safetensors").exists():
         (directory / "model.safetensors").rename(directory / _SHARD)
@@ -261,7 +271,7 @@ def _loads(load: Callable[[Path], object], target: str, file: str, data: bytes) 
 
 
 def certificates(data: bytes) -> bool:
-    """The file of `--trust`."""
+    """Return the file of `--trust`."""
     own, trust = _FOLDER / "identity", _FOLDER / "trust.pem"
     if not own.exists():
         identity.make(own, "fuzz.example", 30)
@@ -273,7 +283,7 @@ def certificates(data: bytes) -> bool:
 
 
 def options(data: bytes) -> bool:
-    """The file of `--config`."""
+    """Return the file of `--config`."""
     path = _FOLDER / "options.toml"
     path.write_bytes(data)
     with contextlib.suppress(InputError):
@@ -283,7 +293,7 @@ def options(data: bytes) -> bool:
 
 
 def _model(name: str) -> Path:
-    """A directory with a model and its tokenizer, for one target."""
+    """Return a directory with a model and its tokenizer, for one target."""
     directory = _FOLDER / name
     if not directory.exists():
         save_model(directory, _SMALL, tiny_params(_SMALL, 1))
@@ -326,7 +336,7 @@ class _Arrived:
 
 
 def vault(data: bytes) -> bool:
-    """What a vault hears of its user, and an engine of a vault: a wish, then all tokens."""
+    """Return what a vault hears of its user, and an engine of a vault: a wish, then all tokens."""
     with contextlib.suppress(InputError, PeerError):
         messages = Messages(_Arrived(data), "the user")  # type: ignore[arg-type]
         asked: told.VaultRequest = told.told(
@@ -340,24 +350,24 @@ def vault(data: bytes) -> bool:
 
 
 def boundary(data: bytes) -> bool:
-    """A tensor at the boundary of a split model."""
+    """Return a tensor at the boundary of a split model."""
     with contextlib.suppress(WireError):
-        found = _BOUNDARY.decode(data, split_boundary.Kind.UP, 3, 2, 5)
-        assert found.shape == (2, 5, 4) and np.all(np.isfinite(found))
-        assert _BOUNDARY.encode(split_boundary.Kind.UP, 3, found) == data
+        actual = _BOUNDARY.decode(data, split_boundary.Kind.UP, 3, 2, 5)
+        assert actual.shape == (2, 5, 4) and np.all(np.isfinite(actual))
+        assert _BOUNDARY.encode(split_boundary.Kind.UP, 3, actual) == data
         return True
     return False
 
 
 def sampled(data: bytes) -> bool:
-    """What a program that samples answers to a request for two texts."""
+    """Return what a program that samples answers to a request for two texts."""
     with contextlib.suppress(PeerError):
         return len(read_answer(data, 2, "it")) == 2
     return False
 
 
 def completion(data: bytes) -> bool:
-    """What an endpoint does."""
+    """Return what an endpoint does."""
     with contextlib.suppress(PeerError):
         return len(read_completion(data, 2, "it")) in (1, 2)
     return False
@@ -371,7 +381,7 @@ def _private_file(name: str, data: bytes) -> Path:
 
 
 def mark(data: bytes) -> bool:
-    """The key of a watermark."""
+    """Return the key of a watermark."""
     with contextlib.suppress(InputError):
         return bool(read_key(_private_file("mark", data)).key.secret)
     return False
@@ -381,7 +391,7 @@ _MARK = Key(bytes(32))
 
 
 def mark_history(data: bytes) -> bool:
-    """Which n-grams it marked; what was torn off while it was begun is as good as none."""
+    """Return which n-grams it marked; what was torn off while it was begun is as good as none."""
     path = _private_file("history", data)
     with contextlib.suppress(InputError), HistoryFile(path, _MARK) as kept:
         return len(kept) > 0

@@ -50,20 +50,20 @@ class Made:
                 self.units[f"{rank} {view}"] = batch, i
 
     def units_of(self, rank: int, correlations: Correlations) -> list[tuple[str, int]]:
-        """The units in `correlated randomness`; KeyError when it is not, word for word, what was
-        made.
+        """Return the units in `correlated randomness`; KeyError when it is not, word for word, what
+        was made.
         """
         return [self.units[f"{rank} {view}"] for view in views(correlations)]
 
 
 def views(correlations: Correlations) -> list[str]:
-    """Per unit, all the words that a party has of it."""
+    """Return, per unit, all the words that a party has of it."""
     arrays = [*correlations.masks, *correlations.results]
     return [b"".join(x[i].tobytes() for x in arrays).hex() for i in range(len(arrays[0]))]
 
 
 def refuses(correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
-    """In place of a dealer, where nothing is to be made."""
+    """Stand in for a dealer where nothing is to be made."""
     raise PoolError("nothing more is made here")
 
 

@@ -141,7 +141,7 @@ class FaultyWire:
                 sink.shutdown(socket.SHUT_WR)
 
     def _ends(self, deed: str, message: bytes, source: socket.socket, sink: socket.socket) -> bool:
-        """Whether both connections end here; that is done then."""
+        """Return whether both connections end here; that is done then."""
         passed = {"drop-before": 0, "truncate": len(message) // 2, "drop-after": len(message)}
         if deed not in passed:
             return False
@@ -173,17 +173,17 @@ class _Messages:
         self._size: Callable[[bytes], int] | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Those that are whole by now."""
+        """Return the messages that are whole by now."""
         self._rest += data
         if self._size is None:
             self._size = _of_plain if self._rest.startswith(PREAMBLE[:1]) else _of_tls
             if self._rest[:1] in (FIRST_BYTE, b"\0"):
                 self._size = len
-        found = []
+        collected = []
         while self._rest and len(self._rest) >= (size := self._size(self._rest)):
-            found.append(self._rest[:size])
+            collected.append(self._rest[:size])
             self._rest = self._rest[size:]
-        return found
+        return collected
 
 
 def _of_tls(data: bytes) -> int:

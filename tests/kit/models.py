@@ -38,14 +38,18 @@ def tiny_params(config: ModelConfig, seed: int) -> Params:
 
 
 def endless(params: Params) -> Params:
-    """`params` with a logit near -n_embd for the end of text (token 0): no run ends by chance."""
+    """Return `params` with a logit near -n_embd for the end of text (token 0): no run ends by
+    chance.
+    """
     params["ln_f"]["bias"] = np.ones_like(params["ln_f"]["bias"])
     params["wte"][0] = -1.0
     return params
 
 
 def padded(params: Params, rows: int = 64) -> Params:
-    """`endless` parameters with further rows of the vocabulary, each likelier than all tokens."""
+    """Return `endless` parameters with further rows of the vocabulary, each likelier than all
+    tokens.
+    """
     wte = params["wte"]
     likeliest = np.ones((rows, wte.shape[1]), wte.dtype)
     return params | {"wte": np.concatenate([wte, likeliest])}

@@ -61,5 +61,5 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """The same for commands that several tests look at."""
+    """Yield the same for commands that several tests look at."""
     yield from _commands(tmp_path_factory.mktemp("shared"))

@@ -21,13 +21,15 @@ OTHER = PEER[::-1]
 
 
 def zeros(correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
-    """In place of a maker: results that hide nothing."""
+    """Stand in for a maker: results that hide nothing."""
     return correlation.split(np.zeros((len(masks[0]), correlation.words), np.uint64))
 
 
 @contextmanager
 def session(directory: Path, peer: str | None = None) -> Iterator[Pool]:
-    """The client's half of a session with a peer (the only one by default) that has all it has."""
+    """Yield the client's half of a session with a peer (the only one by default) that has all it
+    has.
+    """
     open_directory(directory)
     folder = directory / peer if peer is not None else peer_folders(directory)[0]
     pool = Pool(CLIENT, Prg.from_os(), zeros, session=os.urandom(16), directory=folder)
@@ -39,7 +41,9 @@ def session(directory: Path, peer: str | None = None) -> Iterator[Pool]:
 
 
 def use_up(directory: Path, units: int) -> None:
-    """What a completion does to the client's directory in a pool of its own or of both parties."""
+    """Do to the client's directory what a completion does, in a pool of its own or of both
+    parties.
+    """
     (party,) = party_directories(directory)[:1]
     with session(party) as pool:
         pool.take(TRIPLE, units)

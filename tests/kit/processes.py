@@ -45,7 +45,7 @@ class Process:
 
 
 def _look(pid: int) -> Process | None:
-    """The process, or None when it is gone, a zombie, or not ours to see."""
+    """Return the process, or None when it is gone, a zombie, or not ours to see."""
     proc = Path("/proc", str(pid))
     try:
         environ = (proc / "environ").read_bytes().decode(errors="replace")
@@ -58,12 +58,12 @@ def _look(pid: int) -> Process | None:
 
 def all_processes() -> list[Process]:
     """Return every living process of this machine that can be seen."""
-    found = (_look(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit())
-    return [process for process in found if process is not None]
+    actual = (_look(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit())
+    return [process for process in actual if process is not None]
 
 
 def _observe(seconds: float) -> None:
-    """Of a command's end: for the table of faults (`tests.faults`)."""
+    """Note what a command's end took, for the table of faults (`tests.faults`)."""
     if (file := os.environ.get("SPU_LLM_OBSERVED")) is not None:
         test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0].removeprefix("tests/")
         with open(file, "a", encoding="utf-8") as lines:
@@ -97,7 +97,9 @@ class Command:
         talks: bool = False,
         **env: str,
     ) -> None:
-        """`stub`: what its workers do in place of a model (`stub/stub_program.py`). `within`: a
+        """Start a command.
+
+        `stub`: what its workers do in place of a model (`stub/stub_program.py`). `within`: a
         network namespace. `installed`: without a path to these sources. `talks`: `say` writes to
         its standard input, which is empty otherwise.
         """
@@ -197,24 +199,24 @@ class Command:
             os.kill(self.pid, signum)
 
     def processes(self) -> list[Process]:
-        """Every living process that this command started, itself included."""
+        """Return every living process that this command started, itself included."""
         return [p for p in all_processes() if f"{MARKER}={self._mark}" in p.environ]
 
     def provider(self) -> tuple[Process, Process]:
-        """(supervisor, worker) of the provider that a `demo` started."""
+        """Return (supervisor, worker) of the provider that a `demo` started."""
         processes = self.processes()
         supervisor = next(p for p in processes if "\0serve\0" in p.argv)
         return supervisor, next(p for p in processes if p.parent == supervisor.pid)
 
     def assert_gone(self, within_s: float) -> None:
-        """Nothing that this command started is left."""
+        """Check that nothing which this command started is left."""
         gone = eventually(lambda: not self.processes(), within_s)
         assert gone, "left running:\n" + "\n".join(
             f"{p.pid} {p.argv[:200]!r}" for p in self.processes()
         )
 
     def assert_failed(self, code: int, *words: str, within_s: float) -> None:
-        """It ends in time, with this code and one error line that has all `words`."""
+        """Check that it ends in time, with this code and one error line that has all `words`."""
         started = time.monotonic()
         assert self.wait(within_s) == code, self.stderr
         _observe(time.monotonic() - started)

@@ -37,13 +37,13 @@ class Tap:
         self._spoil[side] = change
 
     def streams(self, side: str) -> list[bytes]:
-        """All that `side` sent, out of the relay's frames: a stream of its worker at a time, and
-        what its supervisor said.
+        """Return all that `side` sent, out of the relay's frames: a stream of its worker at a time,
+        and what its supervisor said.
         """
-        found: dict[int, bytearray] = {}
+        collected: dict[int, bytearray] = {}
         for frame in FrameParser().feed(bytes(self.wire[side])):
-            found.setdefault(frame.stream, bytearray()).extend(frame.payload)
-        return [bytes(data) for data in found.values()]
+            collected.setdefault(frame.stream, bytearray()).extend(frame.payload)
+        return [bytes(data) for data in collected.values()]
 
     def __enter__(self) -> Tap:
         return self

@@ -16,7 +16,9 @@ class Terminal(io.StringIO):
 
 
 def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """For the test's own body: pytest sets the streams anew after fixtures have run."""
+    """Open a terminal in the test's own body: pytest sets the streams anew after fixtures have
+    run.
+    """
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setattr(sys, "stderr", screen)

@@ -35,7 +35,7 @@ class Vaults:
 
 
 def is_greedy(config: ModelConfig, params: Any, prompt: list[int], text: list[int]) -> Any:
-    """Whether the whole model has `text` after the prompt; its logits."""
+    """Return whether the whole model has `text` after the prompt; its logits."""
     padded = np.pad([*prompt, *text], (0, config.context - len(prompt) - len(text)))
     rows = np.asarray(WHOLE(params, config, padded))[len(prompt) - 1 :][: len(text)]
     assert rows.argmax(-1).tolist() == text

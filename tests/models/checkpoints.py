@@ -46,7 +46,7 @@ def change_tensors(directory: Path, change: Callable[[dict[str, np.ndarray]], An
 
 
 def fault(directory: Path) -> str:
-    """The message of the one-line InputError that loading `directory` raises."""
+    """Return the message of the one-line InputError that loading `directory` raises."""
     with pytest.raises(InputError) as caught:
         load_model(directory)
     message = str(caught.value)
@@ -55,9 +55,9 @@ def fault(directory: Path) -> str:
     return message
 
 
-def assert_same(found: Params, wanted: Params, tolerance: float = 0.0) -> None:
+def assert_same(actual: Params, wanted: Params, tolerance: float = 0.0) -> None:
     def compare(a: np.ndarray, b: np.ndarray) -> None:
         assert isinstance(a, np.ndarray) and a.dtype == np.float32
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
-    jax.tree.map(compare, found, wanted)
+    jax.tree.map(compare, actual, wanted)

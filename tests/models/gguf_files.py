@@ -27,13 +27,13 @@ def turned(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def tensors(config: LlamaConfig, params: Params) -> dict[str, np.ndarray]:
-    """The tensors as llama.cpp's converter names and orders them."""
+    """Return the tensors as llama.cpp's converter names and orders them."""
     pairs = turned if config.family == "llama" else lambda rows, heads: rows
-    found = {"token_embd.weight": params["embed"], "output_norm.weight": params["norm"]}
+    collected = {"token_embd.weight": params["embed"], "output_norm.weight": params["norm"]}
     if "head" in params:
-        found["output.weight"] = params["head"].T
+        collected["output.weight"] = params["head"].T
     for i, block in enumerate(params["blocks"]):
-        found |= {
+        collected |= {
             f"blk.{i}.attn_norm.weight": block["ln_1"],
             f"blk.{i}.attn_q.weight": pairs(block["q"].T, config.num_attention_heads),
             f"blk.{i}.attn_k.weight": pairs(block["k"].T, config.num_key_value_heads),
@@ -46,8 +46,8 @@ def tensors(config: LlamaConfig, params: Params) -> dict[str, np.ndarray]:
         }
         for name in "qkv":
             if f"{name}_bias" in block:
-                found[f"blk.{i}.attn_{name}.bias"] = block[f"{name}_bias"]
-    return {name: np.ascontiguousarray(values) for name, values in found.items()}
+                collected[f"blk.{i}.attn_{name}.bias"] = block[f"{name}_bias"]
+    return {name: np.ascontiguousarray(values) for name, values in collected.items()}
 
 
 class Raw(NamedTuple):
@@ -116,7 +116,7 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
 
 
 def byte_level(directory: Path, pre: str) -> dict[str, Any]:
-    """The tokenizer of a directory in the fields that llama.cpp's converter writes."""
+    """Return the tokenizer of a directory in the fields that llama.cpp's converter writes."""
     content = json.loads((directory / TOKENIZER_FILE).read_text())
     added = {token["id"]: token for token in content["added_tokens"]}
     vocab = content["model"]["vocab"] | {t["content"]: t["id"] for t in added.values()}

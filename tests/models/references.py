@@ -58,7 +58,7 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def tokens_of(name: str) -> np.ndarray:
-    """A text [40] of a model's."""
+    """Return a text [40] of a model's."""
     return np.random.default_rng(zlib.crc32(name.encode())).integers(24, size=40)
 
 
@@ -75,7 +75,7 @@ def params_of(name: str) -> Params:
 
 
 def recorded(name: str) -> np.ndarray:
-    """The last rows of logits that the file has of a model."""
+    """Return the last rows of logits that the file has of a model."""
     return np.array(json.loads(FILE.read_text())[name], np.float32)
 
 
@@ -83,15 +83,15 @@ def main() -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    found = {}
+    collected = {}
     for name, config in MODELS.items():
         with tempfile.TemporaryDirectory() as directory:
             save_model(Path(directory), config, params_of(name), dtype=np.float32)
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
             with torch.no_grad():
                 rows = model(torch.tensor(tokens_of(name)[None])).logits[0, -LAST:]
-        found[name] = [[round(float(value), 6) for value in row] for row in rows]
-    lines = [f" {json.dumps(name)}: {json.dumps(rows)}" for name, rows in found.items()]
+        collected[name] = [[round(float(value), 6) for value in row] for row in rows]
+    lines = [f" {json.dumps(name)}: {json.dumps(rows)}" for name, rows in collected.items()]
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -50,7 +50,7 @@ def shared_block(positions: int = LENGTH + 4) -> Block:
 
 
 def prefix_block(length: int) -> Prefix | None:
-    """The first `length` positions as a block of their own."""
+    """Return the first `length` positions as a block of their own."""
     if length == 0:
         return None
     x, room = embed(0, length), shared_block(length)
@@ -72,8 +72,8 @@ def run_steps(cuts: list[int], prefix: int, shared: Block) -> np.ndarray:
     rows, ends = [], sorted({*cuts, LENGTH})
     start = prefix
     for end in (e for e in ends if e > prefix):
-        found, shared = forward(embed(start, end), shared, start - prefix, prefix_block(prefix))
-        rows.append(found)
+        actual, shared = forward(embed(start, end), shared, start - prefix, prefix_block(prefix))
+        rows.append(actual)
         start = end
     return np.concatenate(rows)
 
@@ -85,16 +85,16 @@ def test_steps_of_any_size_equal_the_whole(cuts: list[int]) -> None:
 
 
 def test_one_position_at_a_time_equals_the_whole() -> None:
-    found = run_steps(list(range(1, LENGTH)), 0, shared_block())
-    np.testing.assert_allclose(found, WHOLE, atol=TOLERANCE)
+    actual = run_steps(list(range(1, LENGTH)), 0, shared_block())
+    np.testing.assert_allclose(actual, WHOLE, atol=TOLERANCE)
 
 
 @EXAMPLES
 @given(st.integers(1, LENGTH - 2), st.data())
 def test_prefix_shared_and_draft_equal_the_whole(prefix: int, data: st.DataObject) -> None:
     cut = data.draw(st.integers(prefix + 1, LENGTH - 1))
-    found = run_steps([cut], prefix, shared_block())
-    np.testing.assert_allclose(found, WHOLE[prefix:], atol=TOLERANCE)
+    actual = run_steps([cut], prefix, shared_block())
+    np.testing.assert_allclose(actual, WHOLE[prefix:], atol=TOLERANCE)
 
 
 def test_rows_past_the_length_do_not_matter() -> None:
@@ -110,21 +110,21 @@ def test_rolled_back_drafts_leave_no_trace(start: int, drafts: int, seed: int) -
     wrong = np.random.default_rng(seed).integers(CONFIG.vocab_size, size=drafts)
     x = embed_tokens(jnp.asarray(wrong), start + jnp.arange(drafts))
     _, shared = forward(x, shared, start)
-    found, _ = forward(embed(start, LENGTH), shared, start)
-    np.testing.assert_allclose(found, WHOLE[start:], atol=TOLERANCE)
+    actual, _ = forward(embed(start, LENGTH), shared, start)
+    np.testing.assert_allclose(actual, WHOLE[start:], atol=TOLERANCE)
 
 
 def test_one_hot_embedding_equals_lookup() -> None:
     one_hot = jax.nn.one_hot(jnp.asarray(TOKENS), CONFIG.vocab_size)
-    found = embed_tokens(one_hot, jnp.arange(LENGTH))
-    np.testing.assert_allclose(found, embed(0, LENGTH), atol=1e-6)
+    tokens = embed_tokens(one_hot, jnp.arange(LENGTH))
+    np.testing.assert_allclose(tokens, embed(0, LENGTH), atol=1e-6)
 
 
 HEADS, HEAD_DIM, QUERIES, KEYS = 2, 4, 3, 7
 
 
 def random_attention(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """query [head, query, head_dim], keys and values [head, key, head_dim], visible."""
+    """Return query [head, query, head_dim], keys and values [head, key, head_dim], visible."""
     rng = np.random.default_rng(seed)
     query = rng.normal(size=(HEADS, QUERIES, HEAD_DIM)).astype(np.float32) * 3
     keys, values = rng.normal(size=(2, HEADS, KEYS, HEAD_DIM)).astype(np.float32)
@@ -160,18 +160,18 @@ def cut_blocks(
 @given(st.integers(0, 5), st.sets(st.integers(1, KEYS - 1), max_size=3))
 def test_blocks_together_equal_whole_attention(seed: int, cuts: set[int]) -> None:
     query, keys, values, visible = random_attention(seed)
-    found, _ = attend(jnp.asarray(query), cut_blocks(keys, values, visible, cuts), 511.0)
+    actual, _ = attend(jnp.asarray(query), cut_blocks(keys, values, visible, cuts), 511.0)
     wanted = whole_attention(query, keys, values, visible)
-    np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+    np.testing.assert_allclose(actual, wanted, atol=TOLERANCE)
 
 
 def test_a_block_without_visible_positions_adds_nothing() -> None:
     query, keys, values, visible = random_attention(1)
     blocks = cut_blocks(keys, values, visible, set())
     unseen = blocks[0]._replace(visible=jnp.zeros_like(blocks[0].visible))
-    found, _ = attend(jnp.asarray(query), [unseen, *blocks], 511.0)
+    actual, _ = attend(jnp.asarray(query), [unseen, *blocks], 511.0)
     wanted, _ = attend(jnp.asarray(query), blocks, 511.0)
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    np.testing.assert_allclose(actual, wanted, atol=1e-6)
 
 
 def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) -> None:
@@ -205,6 +205,6 @@ def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) ->
         ]
         return session.get(session.call(function, *inputs))
 
-    found = simulation.run(program)[CLIENT]
+    outcomes = simulation.run(program)[CLIENT]
     wanted = whole_attention(query, keys[:, hidden:], values[:, hidden:], np.ones((1, seen), bool))
-    np.testing.assert_allclose(found, wanted, atol=0.01)
+    np.testing.assert_allclose(outcomes, wanted, atol=0.01)

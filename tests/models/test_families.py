@@ -37,8 +37,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert config == MODELS[name] == config_from(config.asdict())
     assert_same(params, params_of(name))
     wanted = recorded(name)
-    found = logits(params, config, jnp.asarray(tokens_of(name)))[-LAST:]
-    np.testing.assert_allclose(found, wanted - wanted.mean(axis=-1, keepdims=True), atol=1e-4)
+    scores = logits(params, config, jnp.asarray(tokens_of(name)))[-LAST:]
+    np.testing.assert_allclose(scores, wanted - wanted.mean(axis=-1, keepdims=True), atol=1e-4)
 
 
 def stated(config: ModelConfig, **changes: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ NAMES = ("config.json", "generation_config.json", "tokenizer.json", "model.safet
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory with all files that are read."""
+    """Return a model directory with all files that are read."""
     directory = make_pair(tmp_path_factory.mktemp("pair"))[1]
     (directory / "generation_config.json").write_text('{"eos_token_id": 0}')
     save_ranges(directory / RANGES_FILE, PUBLIC)
@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(made: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
+    """Return a copy of it, to be changed."""
     return Path(shutil.copytree(made, tmp_path / "model"))
 
 
@@ -49,24 +49,24 @@ def refused(directory: Path, *words: str) -> None:
 
 
 def snapshot(model: Path, root: Path) -> Path:
-    """The model as a Hugging Face cache keeps it."""
+    """Return the model as a Hugging Face cache keeps it."""
     cache = root / "models--some--model"
-    found = cache / "snapshots" / "0123"
-    found.mkdir(parents=True)
+    snapshot = cache / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
     (cache / "blobs").mkdir()
     for file in model.iterdir():
         blob = cache / "blobs" / f"blob-of-{file.name}"
         file.rename(blob)
-        (found / file.name).symlink_to(Path("../../blobs", blob.name))
-    return found
+        (snapshot / file.name).symlink_to(Path("../../blobs", blob.name))
+    return snapshot
 
 
 def test_a_model_in_a_cache_is_read_from_its_blobs(model: Path, tmp_path: Path) -> None:
     names = {file.name for file in model.iterdir()}
-    found = snapshot(model, tmp_path)
-    loaded(found)
-    assert {file.name for file in files_of(found)} == {f"blob-of-{name}" for name in names}
-    (tmp_path / "link").symlink_to(found)
+    actual = snapshot(model, tmp_path)
+    loaded(actual)
+    assert {file.name for file in files_of(actual)} == {f"blob-of-{name}" for name in names}
+    (tmp_path / "link").symlink_to(actual)
     loaded(tmp_path / "link")
 
 
@@ -90,20 +90,20 @@ def test_a_link_out_of_a_model_is_refused(model: Path, tmp_path: Path, name: str
 
 
 def test_a_link_to_blobs_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
-    found = snapshot(model, tmp_path)
+    actual = snapshot(model, tmp_path)
     other = tmp_path / "models--some--other" / "blobs"
     shutil.copytree(tmp_path / "models--some--model" / "blobs", other)
-    (found / "config.json").unlink()
-    (found / "config.json").symlink_to(other / "blob-of-config.json")
-    refused(found, "leads out")
+    (actual / "config.json").unlink()
+    (actual / "config.json").symlink_to(other / "blob-of-config.json")
+    refused(actual, "leads out")
 
 
 def test_blobs_that_are_a_link_themselves_are_refused(model: Path, tmp_path: Path) -> None:
-    found = snapshot(model, tmp_path)
-    blobs = found.parents[1] / "blobs"
+    actual = snapshot(model, tmp_path)
+    blobs = actual.parents[1] / "blobs"
     blobs.rename(tmp_path / "elsewhere")
     blobs.symlink_to(tmp_path / "elsewhere")
-    refused(found, "leads out")
+    refused(actual, "leads out")
 
 
 def test_ranges_are_not_written_through_a_link(model: Path, tmp_path: Path) -> None:

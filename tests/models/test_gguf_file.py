@@ -37,7 +37,7 @@ def field(name: str, kind: int, data: bytes) -> bytes:
 
 
 def tensor(name: str, shape: list[int], start: int, kind: int = 0) -> bytes:
-    """Of float32 (kind 0); sizes as the file has them, innermost first."""
+    """Describe a tensor of float32 (kind 0); sizes as the file has them, innermost first."""
     sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
     return text(name) + sizes + struct.pack("<IQ", kind, start)
 
@@ -67,15 +67,15 @@ def test_fields_of_every_kind_and_places_of_tensors(tmp_path: Path) -> None:
         field("g", LIST, struct.pack("<IQ", BOOL, 2) + b"\0\1"),
     ]
     places = [tensor("second", [4], 32), tensor("first", [2, 3], 0)]
-    found = read(tmp_path, file(fields, places, bytes(48)))
-    kept = {name: found.fields[name] for name in "abcdf"}
+    actual = read(tmp_path, file(fields, places, bytes(48)))
+    kept = {name: actual.fields[name] for name in "abcdf"}
     assert kept == {"a": 7, "b": 0.5, "c": True, "d": "é", "f": ["x", ""]}
-    np.testing.assert_array_equal(found.fields["e"], numbers)
-    np.testing.assert_array_equal(found.fields["g"], [False, True])
-    assert found.tensors["first"].shape == (3, 2)  # outermost first
-    begin = found.tensors["first"].start
-    assert found.tensors["second"].start == begin + 32 and begin % 32 == 0
-    assert (found.tensors["first"].size, found.tensors["second"].size) == (24, 16)
+    np.testing.assert_array_equal(actual.fields["e"], numbers)
+    np.testing.assert_array_equal(actual.fields["g"], [False, True])
+    assert actual.tensors["first"].shape == (3, 2)  # outermost first
+    begin = actual.tensors["first"].start
+    assert actual.tensors["second"].start == begin + 32 and begin % 32 == 0
+    assert (actual.tensors["first"].size, actual.tensors["second"].size) == (24, 16)
 
 
 ONE = [tensor("t", [4], 0)]

@@ -25,9 +25,9 @@ from tests.models.checkpoints import (
 def test_round_trip(tmp_path: Path, dtype: Any, tolerance: float) -> None:
     params = random_params()
     save_model(tmp_path, CONFIG, params, dtype=dtype)
-    config, found = load_model(tmp_path)
+    config, loaded = load_model(tmp_path)
     assert config == CONFIG == load_config(tmp_path)
-    assert_same(found, params, tolerance)
+    assert_same(loaded, params, tolerance)
 
 
 def test_names_without_prefix_and_with_buffers(directory: Path) -> None:

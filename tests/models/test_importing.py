@@ -58,7 +58,7 @@ def imported(tmp_path: Path) -> Path:
 
 
 def fault(tmp_path: Path) -> str:
-    """The one line of a file that is refused, which leaves nothing behind."""
+    """Return the one line of a file that is refused, which leaves nothing behind."""
     before = set(tmp_path.iterdir())
     with pytest.raises(InputError) as caught:
         imported(tmp_path)
@@ -83,8 +83,8 @@ def test_the_model_that_went_in_comes_out(
 ) -> None:
     params = random_params(config)
     write_gguf(tmp_path / "model.gguf", config, tensors(config, params), tokenizer)
-    found, back = load_model(imported(tmp_path))
-    assert found == config
+    loaded, back = load_model(imported(tmp_path))
+    assert loaded == config
     assert_same(back, params)
 
 
@@ -144,8 +144,8 @@ def test_a_model_with_biases(tmp_path: Path, tokenizer: Path) -> None:
     config = Qwen2Config(**shape, rms_norm_eps=1e-5)
     params = random_params(config)
     write_gguf(tmp_path / "model.gguf", config, tensors(config, params), tokenizer)
-    found, back = load_model(imported(tmp_path))
-    assert found == config
+    loaded, back = load_model(imported(tmp_path))
+    assert loaded == config
     assert_same(back, params)
 
 
@@ -160,18 +160,18 @@ def test_linear_positions(tmp_path: Path, tokenizer: Path, fields: dict[str, Any
 
 
 def llama3_divisors(size: int, theta: float, factor: float) -> np.ndarray:
-    """`LlamaModel.generate_extra_tensors` of llama.cpp's converter."""
-    found = []
+    """Return `LlamaModel.generate_extra_tensors` of llama.cpp's converter."""
+    collected = []
     for i in range(0, size, 2):
         wavelength = 2 * math.pi * theta ** (i / size)
         if wavelength < 8192 / 4.0:
-            found.append(1.0)
+            collected.append(1.0)
         elif wavelength > 8192 / 1.0:
-            found.append(factor)
+            collected.append(factor)
         else:
             smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0)
-            found.append(1 / ((1 - smooth) / factor + smooth))
-    return np.array(found, np.float32)
+            collected.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(collected, np.float32)
 
 
 def test_llama3_positions_are_told_from_their_divisors(tmp_path: Path, tokenizer: Path) -> None:
@@ -179,8 +179,8 @@ def test_llama3_positions_are_told_from_their_divisors(tmp_path: Path, tokenizer
     divisors = llama3_divisors(CONFIG.head_dim, CONFIG.rope_theta, 32.0)
     assert 1 < sorted(divisors)[-2] < 32 or len(set(divisors)) > 2
     write_gguf(tmp_path / "model.gguf", CONFIG, named | {"rope_freqs.weight": divisors}, tokenizer)
-    found = load_config(imported(tmp_path))
-    assert found == replace(CONFIG, rope_kind="llama3", rope_factor=32.0)
+    loaded = load_config(imported(tmp_path))
+    assert loaded == replace(CONFIG, rope_kind="llama3", rope_factor=32.0)
 
 
 @pytest.mark.parametrize("change", [lambda d: 2 * d, lambda d: d[::-1], lambda d: 0 * d])
@@ -258,8 +258,8 @@ def test_truncated_anywhere(tmp_path: Path, tokenizer: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 3, 4, 10, 30, 200, 3000, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        found = fault(tmp_path)
-        assert "truncated" in found or "no GGUF file" in found or "end of the file" in found
+        actual = fault(tmp_path)
+        assert "truncated" in actual or "no GGUF file" in actual or "end of the file" in actual
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def _mixed(rng: random.Random) -> Iterator[str]:
 
 
 def mixed(size: int, seed: int) -> list[str]:
-    """So many characters in a few texts."""
+    """Draw so many characters in a few texts."""
     parts, count = [], 0
     for part in _mixed(random.Random(seed)):
         parts.append(part)
@@ -115,7 +115,9 @@ KINDS: dict[str, tuple[Any, bool]] = {
 
 
 def trained(name: str) -> tokenizers.Tokenizer:
-    """The library's tokenizer of a kind, with merges of its own; no text has a token before it."""
+    """Return the library's tokenizer of a kind, with merges of its own; no text has a token before
+    it.
+    """
     pre, whole = KINDS[name]
     bpe = tokenizers.Tokenizer(models.BPE(ignore_merges=whole))
     bpe.pre_tokenizer, bpe.decoder = pre, decoders.ByteLevel()
@@ -141,9 +143,9 @@ def model_of(tmp_path: Path, fields: dict[str, Any]) -> Path:
     return tmp_path / "out"
 
 
-def same_ids(found: Tokenizer, wanted: tokenizers.Tokenizer) -> None:
+def same_ids(actual: Tokenizer, wanted: tokenizers.Tokenizer) -> None:
     for text, ids in zip(TEXTS, wanted.encode_batch_fast(TEXTS), strict=True):
-        assert found.encode(text) == ids.ids
+        assert actual.encode(text) == ids.ids
 
 
 @pytest.mark.parametrize(
@@ -157,11 +159,11 @@ def test_ids_of_byte_level_tokenizers(tmp_path: Path, name: str) -> None:
     wanted = trained(name)
     wanted.save(str(tmp_path / TOKENIZER_FILE))
     fields = byte_level(tmp_path, name) | {"add_bos_token": False}
-    found = Tokenizer.load(model_of(tmp_path, fields))
-    same_ids(found, wanted)
+    tokenizer = Tokenizer.load(model_of(tmp_path, fields))
+    same_ids(tokenizer, wanted)
     if name != "qwen2":  # which composes characters
         text = TEXTS[0].replace(BEGIN, "").replace(END, "")
-        assert found.decode(found.encode(text)) == text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -179,10 +181,10 @@ def test_what_a_text_begins_with(
     wanted = trained(name)
     wanted.save(str(tmp_path / TOKENIZER_FILE))
     fields = byte_level(tmp_path, name) | {"bos_token_id": 1, "add_bos_token": stated}
-    found = Tokenizer.load(model_of(tmp_path, fields))
+    tokenizer = Tokenizer.load(model_of(tmp_path, fields))
     ids = wanted.encode("def read").ids
-    assert found.encode("def read") == ([1, *ids] if begins else ids)
-    assert found.encode("def read", goes_on=True) == ids
+    assert tokenizer.encode("def read") == ([1, *ids] if begins else ids)
+    assert tokenizer.encode("def read", goes_on=True) == ids
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +215,7 @@ def pieces() -> dict[str, Any]:
 
 
 def sentencepiece(fields: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The library's, as the converter of transformers makes it of a LLaMA's."""
+    """Return the library's, as the converter of transformers makes it of a LLaMA's."""
     tokens = fields["tokens"][:-2]
     vocab = {token: i for i, token in enumerate(tokens)}
     scored = list(zip(tokens, fields["scores"], strict=False))
@@ -237,18 +239,18 @@ def sentencepiece(fields: dict[str, Any]) -> tokenizers.Tokenizer:
 
 def test_ids_of_sentencepiece(tmp_path: Path, pieces: dict[str, Any]) -> None:
     out = model_of(tmp_path, pieces)
-    found = Tokenizer.load(out)
-    assert found.vocab_size == len(pieces["tokens"]) - 2  # what fills up is left out
-    same_ids(found, sentencepiece(pieces))
-    assert found.encode("a")[0] == 1 and found.eos_ids == {2}
+    tokenizer = Tokenizer.load(out)
+    assert tokenizer.vocab_size == len(pieces["tokens"]) - 2  # what fills up is left out
+    same_ids(tokenizer, sentencepiece(pieces))
+    assert tokenizer.encode("a")[0] == 1 and tokenizer.eos_ids == {2}
     text = TEXTS[0].replace(CALL, "")
-    assert found.decode(found.encode(text, goes_on=True)) == " " + text
+    assert tokenizer.decode(tokenizer.encode(text, goes_on=True)) == " " + text
 
 
 def test_no_space_before_a_text(tmp_path: Path, pieces: dict[str, Any]) -> None:
     out = model_of(tmp_path, pieces | {"add_space_prefix": False, "add_bos_token": False})
-    found = Tokenizer.load(out)
-    assert found.decode(found.encode(TEXTS[0])) == TEXTS[0]
+    tokenizer = Tokenizer.load(out)
+    assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
 
 
 def test_what_ends_a_text_and_the_template_come_along(tmp_path: Path) -> None:

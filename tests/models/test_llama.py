@@ -96,9 +96,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, config: LlamaConfig) -
     wanted = np.asarray(reference(TOKENS[None]).logits[0])
     found_config, params = load_model(tmp_path)
     assert found_config == config
-    found = jax.jit(lambda p, t: logits(p, config, t))(params, TOKENS)
-    assert wanted.dtype == found.dtype == np.float32
-    np.testing.assert_allclose(found, centred(wanted), atol=1e-4)
+    scores = jax.jit(lambda p, t: logits(p, config, t))(params, TOKENS)
+    assert wanted.dtype == scores.dtype == np.float32
+    np.testing.assert_allclose(scores, centred(wanted), atol=1e-4)
 
 
 def slowly(params: Params, config: LlamaConfig, tokens: np.ndarray) -> np.ndarray:
@@ -147,17 +147,17 @@ def test_logits_are_those_of_the_formulas(config: LlamaConfig) -> None:
     wanted = centred(slowly(params, config, tokens))
     for shift in (0, 3):
         scaled = replace(config, stream_shift=shift, norm_low=(2.0**-16,), norm_high=(2.0**8,))
-        found = logits(params, scaled, jnp.asarray(tokens))
-        np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+        scores = logits(params, scaled, jnp.asarray(tokens))
+        np.testing.assert_allclose(scores, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("config", [SMALL, TIED, ODD], ids=["untied", "tied", "odd"])
 def test_round_trip(tmp_path: Path, config: LlamaConfig) -> None:
     params = random_params(config)
     save_model(tmp_path, config, params, dtype=np.float32)
-    found_config, found = load_model(tmp_path)
+    found_config, loaded = load_model(tmp_path)
     assert found_config == config
-    assert_same(found, params)
+    assert_same(loaded, params)
     stored = load_file(tmp_path / "model.safetensors")
     few = config.num_key_value_heads * config.head_dim
     assert stored["model.layers.1.self_attn.k_proj.weight"].shape == (few, config.hidden_size)
@@ -296,8 +296,8 @@ def test_ranges_are_chosen_for_a_model_beyond_the_default() -> None:
     assert isinstance(chosen, LlamaConfig) and chosen.stream_shift > 0
     check_ranges(fold(params, chosen), chosen)
     wanted = centred(slowly(params, SMALL, TOKENS))
-    found = logits(params, chosen, jnp.asarray(TOKENS))
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    scores = logits(params, chosen, jnp.asarray(TOKENS))
+    np.testing.assert_allclose(scores, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
 def with_far_bounds(name: str, size: float) -> Params:
@@ -317,8 +317,8 @@ def test_the_stream_is_scaled_for_what_bounds_say() -> None:
     chosen = calibrated(SMALL, params, [TOKENS])
     assert chosen.stream_shift > 0
     wanted = centred(slowly(params, SMALL, TOKENS))
-    found = logits(params, chosen, jnp.asarray(TOKENS))
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    scores = logits(params, chosen, jnp.asarray(TOKENS))
+    np.testing.assert_allclose(scores, wanted, atol=1e-4 * np.abs(wanted).max())
     params["embed"] *= 2.0**-6  # so small that scaled rows would be noise
     with pytest.raises(InputError, match="activations can reach"):
         calibrated(SMALL, params, [TOKENS])
@@ -332,8 +332,8 @@ def test_products_that_weights_do_not_bound_are_checked() -> None:
     chosen = calibrated(SMALL, params, [TOKENS])
     assert chosen.stream_shift == 0 and any(chosen.longest_inner)
     wanted = centred(slowly(params, SMALL, TOKENS))
-    found = logits(params, chosen, jnp.asarray(TOKENS))
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    scores = logits(params, chosen, jnp.asarray(TOKENS))
+    np.testing.assert_allclose(scores, wanted, atol=1e-4 * np.abs(wanted).max())
     for longest in (0.0, 2.0**13):
         some = tuple(longest if most else 0.0 for most in chosen.longest_inner)
         with pytest.raises(InputError, match="can reach .* in block"):
@@ -353,8 +353,8 @@ def tokens_of(lane: int, step: int) -> list[int]:
 
 
 def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -> list[Any]:
-    """Opened rows of the prefill and of two steps, lane by lane. Some rows of the first step are
-    rejected; where that is hidden, the block is packed before the second step.
+    """Return the opened rows of the prefill and of two steps, lane by lane. Some rows of the first
+    step are rejected; where that is hidden, the block is packed before the second step.
     """
     prompts = [PROMPTS[lane] for lane in lanes]
     longest = max(map(len, prompts))
@@ -368,11 +368,11 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
         return session.private(CLIENT, np.array, (len(rows), len(rows[0])), np.int32, rows)
 
     padded = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
-    found = [decoder.prefill(given(padded), inputs)]
+    collected = [decoder.prefill(given(padded), inputs)]
     for step in range(2):
         rows = [tokens_of(lane, step) for lane in lanes]
-        found.append(decoder.step(given(rows), inputs, RETAINED[list(lanes)]))
-    return [session.get(judged.outcome) for judged in found]
+        collected.append(decoder.step(given(rows), inputs, RETAINED[list(lanes)]))
+    return [session.get(judged.outcome) for judged in collected]
 
 
 _whole = jax.jit(lambda tokens: logits(PARAMS, LLAMA, tokens))
@@ -385,23 +385,23 @@ def whole(text: list[int]) -> np.ndarray:
 
 
 def alone(lane: int) -> list[np.ndarray]:
-    """The same rows of one lane's text, without a cache."""
+    """Return the same rows of one lane's text, without a cache."""
     text = list(PROMPTS[lane])
-    found = [whole(text)[-1:]]
+    collected = [whole(text)[-1:]]
     for step in range(2):
         fresh = tokens_of(lane, step)
-        found.append(whole(text + fresh)[-COUNT:])
+        collected.append(whole(text + fresh)[-COUNT:])
         text += [t for t, stays in zip(fresh, RETAINED[lane], strict=True) if stays]
-    return found
+    return collected
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
 @pytest.mark.parametrize("lanes", [[0], [1, 0]], ids=["one", "two"])
 def test_steps_of_lanes_equal_the_whole(lanes: list[int], hidden: bool) -> None:
     session = PlaintextSession()
-    found = decode(session, share_weights(session, LLAMA, PARAMS), lanes, hidden)
+    actual = decode(session, share_weights(session, LLAMA, PARAMS), lanes, hidden)
     for i, lane in enumerate(lanes):
-        for of_step, wanted in zip(found, alone(lane), strict=True):
+        for of_step, wanted in zip(actual, alone(lane), strict=True):
             np.testing.assert_allclose(of_step[i], wanted, atol=2e-5)
 
 
@@ -442,7 +442,7 @@ PROMPT = PROMPTS[0]
 
 
 def drafts_params() -> Params:
-    """A draft model's that often agrees."""
+    """Return a draft model's that often agrees."""
     return jax.tree.map(
         lambda w, e: w + 0.3 * e if w.ndim == 2 else w, PARAMS, tiny_params(LLAMA, 105)
     )

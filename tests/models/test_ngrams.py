@@ -57,16 +57,16 @@ def test_what_followed_is_proposed(text: list[int], token: int, length: int) -> 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
 def test_it_is_what_a_search_by_hand_finds(text: list[int]) -> None:
     def same(place: int) -> int:
-        """How many tokens before `place` are those at the end."""
+        """Return how many tokens before `place` are those at the end."""
         pairs = zip(reversed(text[:place]), reversed(text), strict=False)
         return next((i for i, (a, b) in enumerate(pairs) if a != b), place)
 
     best = max(range(1, len(text)), key=lambda at: (min(same(at), MOST), at), default=0)
-    found = continuation(text)
+    actual = continuation(text)
     if best and same(best):
-        assert found == (text[best], min(same(best), MOST))
+        assert actual == (text[best], min(same(best), MOST))
     else:
-        assert found[1] == 0 and Counter(text)[found[0]] == max(Counter(text).values())
+        assert actual[1] == 0 and Counter(text)[actual[0]] == max(Counter(text).values())
 
 
 def test_drafts_go_on_with_what_followed() -> None:
@@ -128,7 +128,7 @@ def test_texts_have_the_models_distribution() -> None:
         return tuple(made[3 : 3 + tokens])
 
     def p_of(right: bool) -> float:
-        found = Counter(text(right) for _ in range(6000))
+        actual = Counter(text(right) for _ in range(6000))
         distribution: dict[Any, float] = {}
         for a in range(3):
             for b in range(3):
@@ -144,7 +144,7 @@ def test_texts_have_the_models_distribution() -> None:
                     )
         return float(
             chi_square_p(
-                np.array([found[t] for t in distribution]), np.array([*distribution.values()])
+                np.array([actual[t] for t in distribution]), np.array([*distribution.values()])
             )
         )
 

@@ -30,7 +30,7 @@ def drawn(seed: int, scale: float, rows: int) -> tuple[Any, Any, Any]:
 
 
 def parts_of(query: Any, keys: Any, values: Any, cuts: Sequence[int]) -> list[Partial]:
-    """Of blocks between these rows; some may be empty."""
+    """Return the partial results of blocks between these rows; some blocks may be empty."""
     ends = [0, *sorted(cuts), keys.shape[1]]
     return [
         partial(query, keys[:, a:b], values[:, a:b]) for a, b in zip(ends, ends[1:], strict=False)

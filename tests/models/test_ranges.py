@@ -32,7 +32,9 @@ CONFIG = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2
 
 
 def weights(scale: float, name: str) -> Any:
-    """Folded weights of a random model, those of one kind of layer `scale` times as large."""
+    """Return folded weights of a random model, those of one kind of layer `scale` times as
+    large.
+    """
     return fold(params_with(scale, name), CONFIG)
 
 
@@ -53,11 +55,11 @@ def rows(count: int) -> np.ndarray:
 
 def test_no_row_passes_the_bounds_and_some_come_near() -> None:
     block = jax.tree.map(np.asarray, weights(1.0, "fc"))["blocks"][1]["fc"]
-    found = rows(20_000) @ block["weight"] + block["bias"]
+    actual = rows(20_000) @ block["weight"] + block["bias"]
     bound = Linear.of(block).largest(CONFIG.n_embd)
-    assert 0.7 * bound < np.max(np.abs(found)) <= bound
+    assert 0.7 * bound < np.max(np.abs(actual)) <= bound
     bound = Linear.of(block).longest(CONFIG.n_embd)
-    assert 0.7 * bound < np.max(np.linalg.norm(found, axis=1)) <= bound
+    assert 0.7 * bound < np.max(np.linalg.norm(actual, axis=1)) <= bound
 
     qkv = jax.tree.map(np.asarray, weights(1.0, "qkv"))["blocks"][1]["qkv"]
     weight, bias = Linear.of(qkv)
@@ -177,8 +179,8 @@ TEXT = np.arange(24) * 7 % 64
 
 
 def outliers() -> Params:
-    """A residual norm of 3,000 at the first position, scores to about 200, inputs of the GELU to
-    about 60, and a bound of more than 150 nats on the spread of logits.
+    """Return a residual norm of 3,000 at the first position, scores to about 200, inputs of the
+    GELU to about 60, and a bound of more than 150 nats on the spread of logits.
     """
     params = tiny_params(OUTLIERS, 3)
     params["wpe"] *= 4
@@ -196,8 +198,8 @@ def test_outliers_are_as_large_as_they_should_be() -> None:
     params = outliers()
     seen = calibration_squares(params)
     assert np.sqrt(seen.max() * 64) == pytest.approx(3000, rel=0.02)
-    found = bounds_of(fold(params, OUTLIERS), OUTLIERS)
-    assert found.spread > 150
+    actual = bounds_of(fold(params, OUTLIERS), OUTLIERS)
+    assert actual.spread > 150
     assert np.sqrt(seen.min() * 64) < 10  # other positions
     folded = jax.tree.map(np.asarray, fold(params, OUTLIERS))
     x = folded["wte"][TEXT] + folded["wpe"][: len(TEXT)]
@@ -214,7 +216,9 @@ def calibration_squares(params: Params) -> np.ndarray:
 
 
 def secure_logits(simulation: Simulation, config: GPT2Config, params: Params, ids: Any) -> Any:
-    """Between two parties; the client's and the provider's result or error."""
+    """Run the forward between two parties; return the client's and the provider's result or
+    error.
+    """
     forward, folded = build(config), fold(params, config)
 
     def program(session: PartySession) -> Any:
@@ -238,17 +242,17 @@ def test_a_model_with_outliers_is_right_in_its_own_ranges(own_simulation: Simula
     chosen = calibrated(OUTLIERS, params, [TEXT])
     assert chosen.stream_shift > 0 and max(chosen.norm_high) <= norm_high(64)
     ids = TEXT[:10]
-    found, _ = secure_logits(own_simulation, chosen, params, ids)
+    scores, _ = secure_logits(own_simulation, chosen, params, ids)
     exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids)))
-    assert np.max(np.abs(found - exact)) < 4e-3 * np.ptp(exact)
+    assert np.max(np.abs(scores - exact)) < 4e-3 * np.ptp(exact)
 
 
 AT = 9  # the position that the unit of the next model knows
 
 
 def outliers_of_a_unit() -> Params:
-    """A residual norm of 3,000 at one position, which one unit of the first block writes there, as
-    units of trained models do: nothing in the embeddings is as large.
+    """Return a residual norm of 3,000 at one position, which one unit of the first block writes
+    there, as units of trained models do: nothing in the embeddings is as large.
     """
     params = tiny_params(OUTLIERS, 3)
     params["wpe"] *= 4
@@ -273,9 +277,9 @@ def test_a_unit_may_write_the_outlier() -> None:
     assert chosen.stream_shift > 0
     ids = TEXT[: AT + 2]
     with Simulation() as simulation:
-        found, _ = secure_logits(simulation, chosen, params, ids)
+        scores, _ = secure_logits(simulation, chosen, params, ids)
     exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids)))
-    assert np.max(np.abs(found - exact)) < 4e-3 * np.ptp(exact)
+    assert np.max(np.abs(scores - exact)) < 4e-3 * np.ptp(exact)
     blind = calibrated(OUTLIERS, params, [TEXT[:AT]])
     with Simulation() as simulation:
         for seen in secure_logits(simulation, blind, params, ids):
@@ -298,8 +302,8 @@ def test_a_first_row_that_is_public_need_not_fit() -> None:
 
 
 def far_bounds() -> Params:
-    """A unit of the first block that a single position sets off, so strong that what weights bound
-    is above what shares hold.
+    """Return a unit of the first block that a single position sets off, so strong that what weights
+    bound is above what shares hold.
     """
     params = jax.tree.map(np.array, tiny_params(OUTLIERS, 3))
     params["wte"][:, 5] = params["wpe"][:, 5] = 0
@@ -324,10 +328,10 @@ def test_lengths_that_weights_do_not_bound_are_checked() -> None:
     chosen = replace(chosen, norm_low=(low / 4,), norm_high=(high,))  # no norm is to notice first
     ids = TEXT[: AT + 1]
     with Simulation() as simulation:
-        found, _ = secure_logits(simulation, chosen, params, ids[:6])
+        scores, _ = secure_logits(simulation, chosen, params, ids[:6])
         left = secure_logits(simulation, chosen, params, ids)
     exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids[:6])))
-    assert np.max(np.abs(found - exact)) < 4e-3 * np.ptp(exact)
+    assert np.max(np.abs(scores - exact)) < 4e-3 * np.ptp(exact)
     assert all(isinstance(seen, RangeError) for seen in left), left
     assert "rows of gates in block 0" in str(left[CLIENT])
 
@@ -343,8 +347,8 @@ def test_sites_are_named_as_in_the_whole_model() -> None:
     assert list(whole) == [*blocks, "last norm"]
     part = config.with_blocks([1])
     cache = part.empty_cache(2)
-    _, _, found = family.through(weights["blocks"][1:], part, x, rows, cache, first=1)
-    assert list(found) == blocks[3:]
+    _, _, actual = family.through(weights["blocks"][1:], part, x, rows, cache, first=1)
+    assert list(actual) == blocks[3:]
 
 
 def test_each_block_keeps_its_ranges() -> None:

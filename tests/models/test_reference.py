@@ -18,17 +18,17 @@ TEXT = 'def read_config(path):\n    """Größe: 3 µm → 漢字 🙂"""\n\tretu
 
 
 def assert_same_logits(directory: Path, tokens: np.ndarray) -> None:
-    """Both implementations agree on `tokens` within 1e-4, in float32."""
+    """Check that both implementations agree on `tokens` within 1e-4, in float32."""
     from transformers import FlaxGPT2LMHeadModel
 
     reference = FlaxGPT2LMHeadModel.from_pretrained(directory)
     weights = reference.to_fp32(reference.params)
     wanted = np.asarray(reference(tokens[None], params=weights).logits[0])
     config, params = load_model(directory)
-    found = jax.jit(lambda p, t: logits(p, config, t))(params, tokens)
-    assert wanted.dtype == found.dtype == np.float32
+    scores = jax.jit(lambda p, t: logits(p, config, t))(params, tokens)
+    assert wanted.dtype == scores.dtype == np.float32
     # Ours have mean zero over the vocabulary, which changes no distribution.
-    np.testing.assert_allclose(found, wanted - wanted.mean(-1, keepdims=True), atol=1e-4)
+    np.testing.assert_allclose(scores, wanted - wanted.mean(-1, keepdims=True), atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")

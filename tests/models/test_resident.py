@@ -28,24 +28,24 @@ def placed(request: pytest.FixtureRequest) -> Iterator[tuple[ModelConfig, int]]:
 
 
 def test_a_digest_tells_models_apart_that_differ_in_one_weight() -> None:
-    found = []
+    collected = []
     for change in (0.0, 0.0, 2.0**-10):
         params = tiny_params(PRIVATE, 1)
         leaves, tree = jax.tree.flatten(params)
         last = np.array(leaves[-1])
         last.flat[-1] += change
         descriptor = place(jax.tree.unflatten(tree, [*leaves[:-1], last]), PRIVATE)
-        found.append(digest(descriptor))
+        collected.append(digest(descriptor))
         os.close(descriptor)
-    assert found[0] == found[1] != found[2] and len(found[0]) == 64
+    assert collected[0] == collected[1] != collected[2] and len(collected[0]) == 64
 
 
 def test_they_are_the_folded_weights(placed: tuple[ModelConfig, int]) -> None:
     config, descriptor = placed
     folded = family_of(config).fold(tiny_params(config, 1), config)
-    found = mapped(descriptor, weight_shapes(config))
-    assert jax.tree.structure(found) == jax.tree.structure(folded)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(folded), strict=True):
+    actual = mapped(descriptor, weight_shapes(config))
+    assert jax.tree.structure(actual) == jax.tree.structure(folded)
+    for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(folded), strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert ours.dtype == theirs.dtype and not ours.flags.writeable
 

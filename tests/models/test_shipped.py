@@ -18,7 +18,7 @@ CARD = (SHIPPED / "README.md").read_text(encoding="utf-8")
 
 
 def cells(row: str) -> list[str]:
-    """The cells of the card's row of this name: private, public."""
+    """Return the cells of the card's row of this name: private, public."""
     (line,) = re.findall(rf"^\| {row} \| (.*) \|$", CARD, re.MULTILINE)
     return str(line).split(" | ")
 

@@ -23,7 +23,9 @@ IM_END = "<|im_end|>"
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
-    """One with a special token that ends turns, not texts, as those of chat models have it."""
+    """Return one with a special token that ends turns, not texts, as those of chat models have
+    it.
+    """
     save_tokenizer(tmp_path)
     bpe = tokenizers.Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE))
     bpe.add_special_tokens([IM_END])

@@ -31,13 +31,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A model's directory, to write more into."""
+    """Return a model's directory, to write more into."""
     save_tokenizer(tmp_path)
     return tmp_path
 
 
-def content_of(found: TextFormat) -> Content:
-    content: Content = json.loads(found.document)
+def content_of(actual: TextFormat) -> Content:
+    content: Content = json.loads(actual.document)
     return content
 
 
@@ -56,13 +56,13 @@ def test_a_document_says_what_the_files_do(own: Path) -> None:
     (own / "tokenizer_config.json").write_text(json.dumps(config))
     (own / "generation_config.json").write_text('{"eos_token_id": [7, 3]}')
     written, files = TextFormat.of_model(own), Tokenizer.load(own)
-    for found in (written, TextFormat.parse(written.document)):
-        assert found.tokenizer.digest == files.digest
-        assert found.tokenizer.eos_ids == {3, 7}
-        assert found.tokenizer.encode(TEXT) == files.encode(TEXT)
-        assert found.tokenizer.decode(found.tokenizer.encode(TEXT)) == TEXT
-        assert found.template == Template("{{ messages }}", "<s>", END_OF_TEXT)
-        assert found.digest == written.digest
+    for actual in (written, TextFormat.parse(written.document)):
+        assert actual.tokenizer.digest == files.digest
+        assert actual.tokenizer.eos_ids == {3, 7}
+        assert actual.tokenizer.encode(TEXT) == files.encode(TEXT)
+        assert actual.tokenizer.decode(actual.tokenizer.encode(TEXT)) == TEXT
+        assert actual.template == Template("{{ messages }}", "<s>", END_OF_TEXT)
+        assert actual.digest == written.digest
 
 
 def test_the_digest_is_of_all_that_is_said(own: Path) -> None:
@@ -76,10 +76,10 @@ def test_the_digest_is_of_all_that_is_said(own: Path) -> None:
 
 
 def test_it_loads_from_a_file_and_from_a_directory(model: Path, tmp_path: Path) -> None:
-    found = TextFormat.of_model(model)
+    actual = TextFormat.of_model(model)
     path = tmp_path / "document.json"
-    path.write_bytes(found.document)
-    assert TextFormat.load(path).digest == TextFormat.load(model).digest == found.digest
+    path.write_bytes(actual.document)
+    assert TextFormat.load(path).digest == TextFormat.load(model).digest == actual.digest
     with pytest.raises(InputError, match="gone.json cannot be read"):
         TextFormat.load(tmp_path / "gone.json")
 
@@ -171,10 +171,10 @@ def test_a_document_with_any_value_anywhere_is_taken_or_refused(
     keys = list(node) if isinstance(node, dict) else range(len(node))
     node[keys[at[-1] % len(keys)]] = value
     try:
-        found = of_content(content).tokenizer
-        ids = found.encode("def a(b): \u00e9\U0001f600")
+        actual = of_content(content).tokenizer
+        ids = actual.encode("def a(b): \u00e9\U0001f600")
     except InputError as error:
         assert "\n" not in str(error)
     else:
-        assert all(0 <= i < found.vocab_size for i in ids)
-        assert isinstance(found.decode(ids), str)
+        assert all(0 <= i < actual.vocab_size for i in ids)
+        assert isinstance(actual.decode(ids), str)

@@ -31,7 +31,7 @@ IDS = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40)
 def stream(
     ids: list[int], chunks: Sequence[int], tokenizer: Tokenizer = TOKENIZER
 ) -> tuple[list[str], str]:
-    """What pushes of the given sizes return, the rest in one, and what `finish` returns."""
+    """Return what pushes of the given sizes return, the rest in one, and what `finish` returns."""
     decoder, pushes, at = StreamDecoder(tokenizer), [], 0
     for size in [*chunks, len(ids)]:
         pushes.append(decoder.push(ids[at : at + size]))
@@ -109,7 +109,7 @@ def test_a_file_without_a_model_type_loads(tmp_path: Path) -> None:
 
 
 def changed(directory: Path, change: Callable[[Any], None]) -> Tokenizer:
-    """The shipped tokenizer with other content, which lies in `directory` then."""
+    """Return the shipped tokenizer with other content, which lies in `directory` then."""
     content = json.loads((SHIPPED / "private" / "tokenizer.json").read_text())
     change(content)
     (directory / "tokenizer.json").write_text(json.dumps(content))
@@ -139,10 +139,10 @@ PADDING = {
 )
 def test_a_text_is_read_whole(tmp_path: Path, change: Callable[[Any], None]) -> None:
     """What a tokenizer was trained with cuts no text, fills none up, and leaves no merge out."""
-    found, text = changed(tmp_path, change), "def read(path):\n    return path\n" * 40
-    assert found.encode(text) == TOKENIZER.encode(text)
-    assert found.decode(found.encode(text)) == text
-    assert found.digest == TOKENIZER.digest
+    actual, text = changed(tmp_path, change), "def read(path):\n    return path\n" * 40
+    assert actual.encode(text) == TOKENIZER.encode(text)
+    assert actual.decode(actual.encode(text)) == text
+    assert actual.digest == TOKENIZER.digest
 
 
 def test_digest_is_of_the_meaning(tmp_path: Path) -> None:
@@ -150,19 +150,19 @@ def test_digest_is_of_the_meaning(tmp_path: Path) -> None:
         content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
         del content["model"]["ignore_merges"], content["decoder"]["use_regex"]
 
-    found = changed(tmp_path, spelt)
-    assert found.digest == TOKENIZER.digest
+    actual = changed(tmp_path, spelt)
+    assert actual.digest == TOKENIZER.digest
     written = json.loads((tmp_path / "tokenizer.json").read_text())
     canonical = json.dumps(written, sort_keys=True, separators=(",", ":"))
     of_old_keys = hashlib.sha256(canonical.encode()).hexdigest()
-    assert of_old_keys != found.digest
-    assert found.is_named(of_old_keys) and found.is_named(found.digest)
-    assert TOKENIZER.is_named(found.digest) and not TOKENIZER.is_named(of_old_keys)
+    assert of_old_keys != actual.digest
+    assert actual.is_named(of_old_keys) and actual.is_named(actual.digest)
+    assert TOKENIZER.is_named(actual.digest) and not TOKENIZER.is_named(of_old_keys)
 
 
 @pytest.fixture(scope="module")
 def with_added(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, tokenizers.Tokenizer]:
-    """Ours and the library's, with added tokens of plain and of accented letters."""
+    """Return ours and the library's, with added tokens of plain and of accented letters."""
     directory = tmp_path_factory.mktemp("added")
 
     def add(content: Any) -> None:
@@ -170,8 +170,8 @@ def with_added(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, tok
         for number, name in enumerate(ADDED, start=4096):
             content["added_tokens"].append(one | {"id": number, "content": name})
 
-    found = changed(directory, add)
-    return found, tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    actual = changed(directory, add)
+    return actual, tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
 
 
 ADDED = ("<tool>", "    ", "caf\u00e9", "<\u00fcber\u00a0gro\u00df>", "\u6f22\u5b57")
@@ -198,8 +198,8 @@ def test_a_token_that_merges_make_is_bytes_even_if_it_is_added(tmp_path: Path) -
         one = content["added_tokens"][0] | {"special": False}
         content["added_tokens"].append(one | {"id": number, "content": "\u0120def"})
 
-    found = changed(tmp_path, add)
-    assert found.decode(found.encode("a def")) == "a def"
+    actual = changed(tmp_path, add)
+    assert actual.decode(actual.encode("a def")) == "a def"
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_a_text_that_a_tokenizer_has_no_tokens_for(tmp_path: Path) -> None:
             parts["use_regex"] = False
         content["pre_tokenizer"] = {"type": "Digits", "individual_digits": False}
 
-    found = changed(tmp_path, change)
+    actual = changed(tmp_path, change)
     with pytest.raises(InputError, match="cannot read the text"):
-        found.encode("\u6f22")
+        actual.encode("\u6f22")
 
 
 def _without_end_of_text() -> str:
@@ -304,7 +304,7 @@ def test_directory_missing(tmp_path: Path) -> None:
 
 
 def load(directory: Path, library: tokenizers.Tokenizer, **files: Any) -> Tokenizer:
-    """With the content of further files beside it."""
+    """Load the tokenizer with the content of further files beside it."""
     library.save(str(directory / "tokenizer.json"))
     for name, content in ({"config": {"eos_token_id": 2}} | files).items():
         (directory / f"{name}.json").write_text(json.dumps(content))
@@ -313,7 +313,7 @@ def load(directory: Path, library: tokenizers.Tokenizer, **files: Any) -> Tokeni
 
 @pytest.fixture(scope="module", params=["first", "metaspace"])
 def both(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The library's tokenizer, and ours of its file."""
+    """Return the library's tokenizer, and ours of its file."""
     library = sentencepiece(request.param)
     return library, load(tmp_path_factory.mktemp("tokenizer"), library)
 

@@ -97,6 +97,6 @@ def test_an_expression_that_takes_too_long_is_one_line(tmp_path: Path) -> None:
         "invert": False,
     }
     path.write_text(json.dumps(content))
-    found = Tokenizer.load(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
     with pytest.raises(InputError, match="the tokenizer cannot read the text .*retry-limit"):
-        found.encode("a" * 40 + "b")
+        tokenizer.encode("a" * 40 + "b")

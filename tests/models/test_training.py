@@ -28,7 +28,7 @@ CONFIG = GPT2Config(vocab_size=288, n_positions=16, n_embd=16, n_layer=1, n_head
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small standard library in place of the interpreter's."""
+    """Return a small standard library in place of the interpreter's."""
     root = tmp_path / "library"
     for path in [f"m{i}.py" for i in range(60)] + ["test/t.py", "pkg/tests/t.py", "pkg/a.py"]:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -67,10 +67,10 @@ def test_snippets_begin_where_a_users_prompt_does(library: Path) -> None:
     def cut(seed: int) -> list[snippets.Snippet]:
         return snippets.cut_snippets(files, 8, 200, seed)
 
-    found = cut(1)
-    assert found == cut(1) != cut(2) and len(found) == 8
-    assert {s.file for s in found} <= {f.path for f in files if f.held_out}
-    for text in (s.text for s in found):
+    actual = cut(1)
+    assert actual == cut(1) != cut(2) and len(actual) == 8
+    assert {s.file for s in actual} <= {f.path for f in files if f.held_out}
+    for text in (s.text for s in actual):
         assert text in TEXT and text.startswith(("import", "def")) and len(text) <= 200
     with pytest.raises(InputError, match="ask for fewer"):
         snippets.cut_snippets(files, 10_000, 200, 1)
@@ -103,9 +103,9 @@ def test_trained_tokenizer(tokenizer: Tokenizer) -> None:
 
 def test_windows_tile_the_text() -> None:
     documents = [np.arange(1, 30), np.arange(30, 44)]
-    found = windows.consecutive_windows(documents, 8)
-    assert found.shape == (6, 8)
-    assert np.concatenate([found[0, :1], *found[:, 1:]]).tolist() == list(range(1, 44))
+    actual = windows.consecutive_windows(documents, 8)
+    assert actual.shape == (6, 8)
+    assert np.concatenate([actual[0, :1], *actual[:, 1:]]).tolist() == list(range(1, 44))
 
 
 def test_batches_repeat_and_start_at_documents_and_lines() -> None:
@@ -117,10 +117,10 @@ def test_batches_repeat_and_start_at_documents_and_lines() -> None:
         stream = windows.batches(bpe, documents, 17, 4, np.random.default_rng(seed))
         return np.stack([next(stream) for _ in range(200)])
 
-    found = take(0)
-    assert found.shape == (200, 4, 17)
-    assert np.array_equal(found, take(0)) and not np.array_equal(found, take(1))
-    first = found[:, :, 0].ravel()
+    actual = take(0)
+    assert actual.shape == (200, 4, 17)
+    assert np.array_equal(actual, take(0)) and not np.array_equal(actual, take(1))
+    first = actual[:, :, 0].ravel()
     assert np.mean(first == windows.END) > windows.DOCUMENT_START_SHARE / 2
     definition = bpe.encode("def").ids[0]
     assert np.mean(first == definition) > windows.LINE_START_SHARE / 2
@@ -142,8 +142,8 @@ def test_training_and_distillation_reduce_the_loss(capsys: pytest.CaptureFixture
     def run(loss: Loss, frozen: Params) -> Params:
         stream = windows.batches(bpe, documents, CONFIG.n_positions + 1, 4, rng)
         start = init_params(CONFIG, jax.random.key(0))
-        found = fit("tiny", start, loss, frozen, stream, held_out, schedule, saved.append)
-        return jax.tree.map(jnp.asarray, found)
+        actual = fit("tiny", start, loss, frozen, stream, held_out, schedule, saved.append)
+        return jax.tree.map(jnp.asarray, actual)
 
     rng = np.random.default_rng(0)
     entropy = cross_entropy(CONFIG)

@@ -32,12 +32,14 @@ PROMPT = [40, 41, 42, 43]
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """With more rows than tokens, not as many in both; each is likelier than all tokens."""
+    """Return models with more rows than tokens, not as many in both; each extra row is likelier
+    than all tokens.
+    """
     return make_pair(tmp_path_factory.mktemp("padded"), 64, 32)
 
 
 def whole(directory: Path, tmp_path: Path) -> tuple[Any, Any]:
-    """The same model with all its rows, as it loads without a tokenizer."""
+    """Return the same model with all its rows, as it loads without a tokenizer."""
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     return load_model(tmp_path)
@@ -50,10 +52,10 @@ def test_rows_without_a_token_are_left_out(pair: tuple[Path, Path], tmp_path: Pa
     all_rows, of_all = whole(pair[0], tmp_path)
     assert all_rows.vocab_size == VOCAB + 64
     tokens = np.array(PROMPT)
-    found, wanted = logits(params, config, tokens), logits(of_all, all_rows, tokens)
+    scores, wanted = logits(params, config, tokens), logits(of_all, all_rows, tokens)
     assert (np.argmax(wanted, axis=-1) >= VOCAB).all()
     known = jax.nn.log_softmax(wanted[:, :VOCAB], axis=-1)
-    np.testing.assert_allclose(jax.nn.log_softmax(found, axis=-1), known, atol=1e-5)
+    np.testing.assert_allclose(jax.nn.log_softmax(scores, axis=-1), known, atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -62,11 +64,11 @@ def test_rows_of_a_head_of_its_own_are_left_out(tmp_path: Path, tied: bool) -> N
     params = tiny_params(larger, 1)
     save_model(tmp_path, larger, params, dtype=np.float32)
     save_tokenizer(tmp_path)
-    config, found = load_model(tmp_path)
+    config, loaded = load_model(tmp_path)
     assert config == replace(larger, vocab_size=VOCAB)
-    np.testing.assert_array_equal(found["embed"], params["embed"][:VOCAB])
+    np.testing.assert_array_equal(loaded["embed"], params["embed"][:VOCAB])
     if not tied:
-        np.testing.assert_array_equal(found["head"], params["head"][:, :VOCAB])
+        np.testing.assert_array_equal(loaded["head"], params["head"][:, :VOCAB])
 
 
 @pytest.mark.parametrize(

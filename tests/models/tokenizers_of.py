@@ -14,18 +14,18 @@ def sentencepiece(kind: str) -> tokenizers.Tokenizer:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += ["▁", *"abcdehlorw", *(a + b for a, b in merges)]
     vocab = {token: number for number, token in enumerate(tokens)}
-    found = tokenizers.Tokenizer(
+    actual = tokenizers.Tokenizer(
         models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     )
-    found.add_special_tokens(["<unk>", "<s>", "</s>"])
+    actual.add_special_tokens(["<unk>", "<s>", "</s>"])
     if kind == "metaspace":
-        found.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-        found.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+        actual.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        actual.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     else:
-        found.normalizer = normalizers.Sequence(
+        actual.normalizer = normalizers.Sequence(
             [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         )
-        found.decoder = decoders.Sequence(
+        actual.decoder = decoders.Sequence(
             [
                 decoders.Replace("▁", " "),
                 decoders.ByteFallback(),
@@ -33,7 +33,7 @@ def sentencepiece(kind: str) -> tokenizers.Tokenizer:
                 decoders.Strip(" ", 1, 0),
             ]
         )
-    found.post_processor = processors.TemplateProcessing(
+    actual.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
-    return found
+    return actual

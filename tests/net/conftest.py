@@ -130,7 +130,7 @@ class Bench:
         return pair
 
     def raw_peer(self, silence_s: float = 9.0) -> tuple[socket.socket, Control]:
-        """A provider's control, and the socket of a client that the test plays by hand."""
+        """Return a provider's control, and the socket of a client that the test plays by hand."""
         with listen("127.0.0.1", 0) as listener:
             raw, stream = self.dial(listener.getsockname()[1]), accept(listener, 5)
         control = Control(Relay(stream, NETWORKS["local"], "provider"), silence_s)
@@ -155,7 +155,7 @@ def _open_files() -> int:
 
 @pytest.fixture()
 def bench() -> Iterator[Bench]:
-    """A bench; afterwards no thread and no descriptor may be left."""
+    """Yield a bench; afterwards no thread and no descriptor may be left."""
     threads, files = set(threading.enumerate()), _open_files()
     made = Bench()
     with made.cleanup:

@@ -88,7 +88,7 @@ class Provider:
 
 @pytest.fixture(scope="module", autouse=True)
 def grpc_itself() -> Iterator[None]:
-    """gRPC's own threads and descriptors come with its first use and stay."""
+    """Yield gRPC's own threads and descriptors come with its first use and stay."""
     made = Bench()
     with made.cleanup:
         idle = Provider(made)
@@ -114,14 +114,14 @@ def asked(provider: Provider, **fields: Any) -> Manifest:
 def test_both_compute_the_same_settings(provider: Provider) -> None:
     provider.stated |= {"a": 1, "model.layers": 3}
     fields = {"a": 1, "request.n": 2, "request.t": 0.7, "request.q": None, "request.b": True}
-    found = asked(provider, **fields)
-    assert provider.agreed == [found]
-    assert {k: v for k, v in found.items() if k != "session"} == {
+    actual = asked(provider, **fields)
+    assert provider.agreed == [actual]
+    assert {k: v for k, v in actual.items() if k != "session"} == {
         "jobs": 1,
         "model.layers": 3,
         **fields,
     }
-    assert asked(provider, **fields)["session"] != found["session"]
+    assert asked(provider, **fields)["session"] != actual["session"]
 
 
 @pytest.mark.parametrize(
@@ -196,22 +196,22 @@ def test_the_health_service_answers(provider: Provider) -> None:
 
 def test_many_at_once(provider: Provider) -> None:
     provider.stated |= {"a": 1}
-    found: list[Manifest] = []
+    collected: list[Manifest] = []
     threads = [
-        threading.Thread(target=lambda: found.append(asked(provider, a=1))) for _ in range(12)
+        threading.Thread(target=lambda: collected.append(asked(provider, a=1))) for _ in range(12)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(ASK_S)
-    assert len({one["session"] for one in found}) == len(threads)
+    assert len({one["session"] for one in collected}) == len(threads)
 
 
 # ---- a peer that is something else
 
 
 def of_raw(bench: Bench, answer: Callable[[socket.socket], object]) -> TcpStream:
-    """A connection to whoever does `answer`."""
+    """Return a connection to whoever does `answer`."""
     worker = bench.worker(answer)
     return TcpStream(bench.dial(worker.port))
 

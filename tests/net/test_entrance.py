@@ -123,7 +123,7 @@ def opened(bench: Bench) -> Iterator[Callable[..., Open]]:
 
 
 def closed(sock: socket.socket) -> bool:
-    """Whether the server has closed this connection."""
+    """Return whether the server has closed this connection."""
     sock.settimeout(0.01)
     try:
         return sock.recv(1 << 16) == b""

@@ -36,7 +36,7 @@ KNOWN_S = 30.0  # from a fault until both have ended, on a machine however slow
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[Identity, Identity]:
-    """The client's and the provider's identities."""
+    """Return the client's and the provider's identities."""
     root: Path = tmp_path_factory.mktemp("identities")
     for name in SIDES:
         identities.make(root / name, f"{name}.example", 30)
@@ -138,13 +138,13 @@ class Toy:
 
     @property
     def over(self) -> bool:
-        """Whether both sides have given it up."""
+        """Return whether both sides have given it up."""
         return len(self.errors) == len(SIDES) or all(
             side in self.errors or self.controls[side].ended.is_set() for side in SIDES
         )
 
     def reasons(self) -> list[str]:
-        """Both sides' errors; a side that has none is missing."""
+        """Return both sides' errors; a side that has none is missing."""
         for side, control in self.controls.items():
             try:
                 control.check()
@@ -219,7 +219,7 @@ class Sessions(RuleBasedStateMachine):
 
     @rule()
     def end(self) -> None:
-        """One comes to its end: with the fault that it met, or as it should."""
+        """Check that a session comes to its end: with the fault that it met, or as it should."""
         if not self.running:
             return
         toy, fault = self.running.pop(0)

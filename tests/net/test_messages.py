@@ -53,10 +53,10 @@ def test_arrays_arrive_as_they_were(ends: Ends, shapes: list[tuple[int, ...]]) -
     sent = [a.T.copy().T.astype(">f4") if i % 2 else a for i, a in enumerate(arrays)]
     sender = threading.Thread(target=lambda: (ends[0].send(*sent), ends[0].say("after")))
     sender.start()
-    found = ends[1].take(*shapes)
+    actual = ends[1].take(*shapes)
     assert ends[1].hear("after")
     sender.join()
-    for array, there in zip(arrays, found, strict=True):
+    for array, there in zip(arrays, actual, strict=True):
         np.testing.assert_array_equal(array, there)
         assert there.dtype == np.float32 and there.shape == array.shape
     size = sum(a.nbytes for a in arrays)

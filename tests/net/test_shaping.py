@@ -31,7 +31,7 @@ def test_networks() -> None:
 
 
 def link(bench: Bench, shape: NetworkShape) -> tuple[socket.socket, socket.socket]:
-    """Two sockets joined through both relays."""
+    """Return two sockets joined through both relays."""
     client, provider = bench.controls(shape)
     server = socket.create_server(("127.0.0.1", 0))
     bench.cleanup.callback(server.close)

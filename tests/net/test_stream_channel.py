@@ -50,7 +50,7 @@ def pair(owned: ExitStack, timeout_s: float = TIMEOUT_S) -> tuple[StreamChannel,
 
 
 def by_hand(owned: ExitStack, timeout_s: float = TIMEOUT_S) -> tuple[socket.socket, StreamChannel]:
-    """A channel, and the socket of a peer that the test plays."""
+    """Return a channel, and the socket of a peer that the test plays."""
     with socket.create_server((loopback.HOST, 0)) as listener:
         raw = owned.enter_context(loopback.connect(listener.getsockname()[1]))
         channel = StreamChannel(listener.accept()[0], timeout_s)
@@ -63,7 +63,7 @@ def size(count: int) -> bytes:
 
 
 def both_send(one: StreamChannel, other: StreamChannel, blobs: list[bytes]) -> None:
-    """Each sends its blob before it reads the other's."""
+    """Let each side send its blob before it reads the other's."""
 
     def party(rank: int) -> bytes:
         channel = (one, other)[rank]
@@ -274,7 +274,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def _relays(bench: Bench, streams: tuple[ByteStream, ByteStream]) -> tuple[int, int]:
-    """The port of the provider's worker, as the client's and as the provider's reach it."""
+    """Return the port of the provider's worker, as the client's and as the provider's reach it."""
     ports = []
     roles = ("client", "provider")
     for i, stream in enumerate(streams):

@@ -42,7 +42,9 @@ def party(
     until: datetime.datetime = NOW + DAY,
     key: Any = None,
 ) -> Path:
-    """A directory like that of `identities.make`, of any validity, signed by `issuer` or itself."""
+    """Return a directory like that of `identities.make`, of any validity, signed by `issuer` or
+    itself.
+    """
     key = key or ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     signer: Any = key
@@ -79,15 +81,15 @@ def trusting(own: Path, *others: Path) -> Identity:
 
 
 def meet(client: Callable[[TcpStream], Any], provider: Callable[[TcpStream], Any]) -> list[Any]:
-    """What both sides of a connection come to: a stream each, or an error."""
-    found: list[Any] = [None, None]
+    """Return what both sides of a connection come to: a stream each, or an error."""
+    collected: list[Any] = [None, None]
     ends = _tcp_pair()
 
     def run(i: int, work: Callable[[TcpStream], Any]) -> None:
         try:
-            found[i] = work(ends[i])
+            collected[i] = work(ends[i])
         except PeerError as error:
-            found[i] = error
+            collected[i] = error
 
     threads = [
         threading.Thread(target=run, args=(i, work)) for i, work in enumerate((client, provider))
@@ -96,7 +98,7 @@ def meet(client: Callable[[TcpStream], Any], provider: Callable[[TcpStream], Any
         thread.start()
     for thread in threads:
         thread.join(SOON_S)
-    return found
+    return collected
 
 
 def _tcp_pair() -> list[TcpStream]:
@@ -146,10 +148,10 @@ def close(streams: list[Any]) -> None:
 def test_pinned_parties_know_each_other(folders: dict[str, Path]) -> None:
     client = trusting(folders["client"], folders["provider"])
     provider = trusting(folders["provider"], folders["stranger"], folders["client"])
-    found = both(client, provider, host="10.0.0.1")  # by whatever address
-    assert [stream.peer for stream in found] == [provider.own, client.own]
-    assert found[0].peer.name == "provider.example"
-    close(found)
+    outcomes = both(client, provider, host="10.0.0.1")  # by whatever address
+    assert [stream.peer for stream in outcomes] == [provider.own, client.own]
+    assert outcomes[0].peer.name == "provider.example"
+    close(outcomes)
 
 
 def test_a_client_trusts_one_provider_or_authorities(folders: dict[str, Path]) -> None:
@@ -162,12 +164,12 @@ def test_a_client_trusts_one_provider_or_authorities(folders: dict[str, Path]) -
 def test_an_authority_answers_for_names(folders: dict[str, Path]) -> None:
     client = trusting(folders["client of authority"], folders["authority"])
     provider = trusting(folders["provider of authority"], folders["authority"])
-    found = both(client, provider)
-    assert found[0].peer == provider.own and found[1].peer == client.own
-    close(found)
-    found = both(client, provider, host="other.example")
-    assert "not valid for 'other.example'" in str(found[0])
-    assert isinstance(found[1], PeerError)
+    outcomes = both(client, provider)
+    assert outcomes[0].peer == provider.own and outcomes[1].peer == client.own
+    close(outcomes)
+    outcomes = both(client, provider, host="other.example")
+    assert "not valid for 'other.example'" in str(outcomes[0])
+    assert isinstance(outcomes[1], PeerError)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +183,11 @@ def test_an_authority_answers_for_names(folders: dict[str, Path]) -> None:
 def test_strangers_are_refused_and_told(
     folders: dict[str, Path], client: str, provider: str, to_client: str, to_provider: str
 ) -> None:
-    found = both(
+    outcomes = both(
         trusting(folders["client"], folders[client]),
         trusting(folders["provider"], folders[provider]),
     )
-    assert to_client in str(found[0]) and to_provider in str(found[1])
+    assert to_client in str(outcomes[0]) and to_provider in str(outcomes[1])
 
 
 @pytest.mark.parametrize(
@@ -205,8 +207,8 @@ def test_a_certificate_out_of_its_time(
     own = identities._described(x509.load_pem_x509_certificate((late / CERTIFICATE).read_bytes()))
     pem = b"".join((late / name).read_bytes() for name in (CERTIFICATE, KEY))
     provider = Identity(late, own, trust, trust.read_text(), (), (own,), pem)
-    found = both(trusting(folders["client of authority"], folders["authority"]), provider)
-    assert said in str(found[0]) and isinstance(found[1], PeerError)
+    outcomes = both(trusting(folders["client of authority"], folders["authority"]), provider)
+    assert said in str(outcomes[0]) and isinstance(outcomes[1], PeerError)
 
 
 def test_others_out_of_their_time_are_left_out(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -215,9 +217,9 @@ def test_others_out_of_their_time_are_left_out(folders: dict[str, Path], tmp_pat
     trust = tmp_path / "clients.pem"
     expired, valid = ((f / CERTIFICATE).read_text() for f in (late, folders["client"]))
     trust.write_text(expired + valid)
-    found = identities.load(folders["provider"], trust)
-    (client,) = found.pinned
-    assert client.name == "client.example" and expired not in found.anchors
+    actual = identities.load(folders["provider"], trust)
+    (client,) = actual.pinned
+    assert client.name == "client.example" and expired not in actual.anchors
     trust.write_text(expired)
     with pytest.raises(InputError, match="late.example expired on"):
         identities.load(folders["provider"], trust)
@@ -274,31 +276,31 @@ def test_no_certificate_no_tls_and_older_tls(folders: dict[str, Path]) -> None:
 
         return work
 
-    found = meet(anonymous(ssl.TLSVersion.TLSv1_3), serve)
-    assert "the peer showed no certificate" in str(found[1])
-    assert "demands a certificate; give --identity" in str(found[0])
-    found = meet(anonymous(ssl.TLSVersion.TLSv1_2), serve)
-    assert "does not speak TLS 1.3" in str(found[1])
-    assert isinstance(found[0], PeerError)
+    actual = meet(anonymous(ssl.TLSVersion.TLSv1_3), serve)
+    assert "the peer showed no certificate" in str(actual[1])
+    assert "demands a certificate; give --identity" in str(actual[0])
+    actual = meet(anonymous(ssl.TLSVersion.TLSv1_2), serve)
+    assert "does not speak TLS 1.3" in str(actual[1])
+    assert isinstance(actual[0], PeerError)
 
 
 def test_who_says_nothing_is_not_waited_for(folders: dict[str, Path]) -> None:
     context = tls.server_context(trusting(folders["provider"], folders["client"]))
     silent = threading.Event()
-    found = meet(lambda tcp: silent.wait(0.5), lambda tcp: as_server(tcp, context, 0.1))
-    assert "did not answer in time" in str(found[1])
-    found = meet(lambda tcp: tcp.close(), lambda tcp: as_server(tcp, context, 1.0))
-    assert "closed the connection before it showed a certificate" in str(found[1])
+    actual = meet(lambda tcp: silent.wait(0.5), lambda tcp: as_server(tcp, context, 0.1))
+    assert "did not answer in time" in str(actual[1])
+    actual = meet(lambda tcp: tcp.close(), lambda tcp: as_server(tcp, context, 1.0))
+    assert "closed the connection before it showed a certificate" in str(actual[1])
 
 
 @pytest.fixture(scope="module")
 def connected(folders: dict[str, Path]) -> Any:
-    found = both(
+    outcomes = both(
         trusting(folders["client"], folders["provider"]),
         trusting(folders["provider"], folders["client"]),
     )
-    yield found
-    close(found)
+    yield outcomes
+    close(outcomes)
 
 
 @settings(max_examples=25, deadline=None)

@@ -74,9 +74,9 @@ class Worker:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    found = Worker()
-    yield found
-    found.end()
+    actual = Worker()
+    yield actual
+    actual.end()
 
 
 def test_a_worker_apart_is_reached_and_reaches_its_peer_alone(worker: Worker) -> None:

@@ -150,7 +150,7 @@ def instrument(root: Path, mode: str, die_at: int, count: Path) -> Callable[...,
 
 
 def break_pool(fault: str) -> None:
-    """A mistake that the tests must notice."""
+    """Put a mistake into the pool that the tests must notice."""
     if fault == "state is not written":
         pool_files.Files._write_state = lambda self, state: None  # type: ignore[method-assign]
     elif fault in ("contents are not synced", "names are not synced"):
@@ -206,7 +206,7 @@ class Log(Made):
 
 
 def party(rank: int, run: int, end: socket.socket, home: Path, lost: Callable[[Pool], None]) -> int:
-    """One session; returns the exit status. `lost` is what to do when the peer is gone."""
+    """Return one session; returns the exit status. `lost` is what to do when the peer is gone."""
     log, channel = Log(home / f"{rank}.{run}.log"), SocketChannel(end)
     try:
         pool = Pool(
@@ -239,7 +239,7 @@ def party(rank: int, run: int, end: socket.socket, home: Path, lost: Callable[[P
 
 
 def session(home: Path, run: int, mode: str, die_at: dict[int, int], tidy: bool) -> list[int]:
-    """Both parties as processes; their exit statuses."""
+    """Return both parties as processes; their exit statuses."""
     ends = socket.socketpair()
     children = []
     for rank in RANKS:
@@ -268,7 +268,7 @@ def session(home: Path, run: int, mode: str, die_at: dict[int, int], tidy: bool)
 
 
 def faults(home: Path, runs: int) -> list[str]:
-    """What is wrong with the units that were handed out in all sessions of a scenario."""
+    """Return what is wrong with the units that were handed out in all sessions of a scenario."""
     lines = {
         (run, rank): [json.loads(line) for line in (home / f"{rank}.{run}.log").open()]
         for run in range(runs)
@@ -279,40 +279,40 @@ def faults(home: Path, runs: int) -> list[str]:
     for log in lines.values():
         for line in log:
             made.update(line.get("made", {}))
-    found, first_seen = [], {}
+    actual, first_seen = [], {}
     for run in range(runs):
         sides = []
         for rank in RANKS:
             log = lines.get((run, rank), [])
-            found += [f"run {run}, {rank}: {line['refused']}" for line in log if "refused" in line]
+            actual += [f"run {run}, {rank}: {line['refused']}" for line in log if "refused" in line]
             taken = [view for line in log for view in line.get("took", [])]
             sides.append([tuple(made.get(f"{rank} {view}", (view, -1))) for view in taken])
             if any(index < 0 for _, index in sides[-1]):
-                found.append(f"run {run}, {rank}: words that nobody made")
+                actual.append(f"run {run}, {rank}: words that nobody made")
             if len(set(sides[-1])) < len(sides[-1]):
-                found.append(f"run {run}, {rank}: a unit twice")
+                actual.append(f"run {run}, {rank}: a unit twice")
         both = min(map(len, sides))
         if sides[CLIENT][:both] != sides[PROVIDER][:both]:
-            found.append(f"run {run}: the parties' units differ")
+            actual.append(f"run {run}: the parties' units differ")
         for unit in {*sides[CLIENT], *sides[PROVIDER]}:
             if first_seen.setdefault(unit, run) != run:
-                found.append(f"run {run}: a unit of run {first_seen[unit]} again")
-    return found
+                actual.append(f"run {run}: a unit of run {first_seen[unit]} again")
+    return actual
 
 
 def scenario(home: Path, mode: str, first: dict[int, int], second: dict[int, int]) -> list[str]:
-    """Three sessions on the same directories; what went wrong."""
+    """Return three sessions on the same directories; what went wrong."""
     home.mkdir()
     # With a power cut, both parties run on one machine: the worst case.
     tidy = mode == "kill" and (sum(first.values()) + sum(second.values())) % 2 == 0
     statuses = [session(home, run, mode, die, tidy) for run, die in enumerate((first, second, {}))]
-    found = faults(home, len(statuses))
+    actual = faults(home, len(statuses))
     if statuses[-1] != [0, 0]:
-        found.append(f"the last session ended with {statuses[-1]}")
+        actual.append(f"the last session ended with {statuses[-1]}")
     for status, die in zip(statuses, (first, second), strict=False):
         if any(s not in (0, 2, -signal.SIGKILL) for s in status):
-            found.append(f"statuses {status} where {die} were to die")
-    return [f"{mode}, {first}, {second}: {fault}" for fault in found]
+            actual.append(f"statuses {status} where {die} were to die")
+    return [f"{mode}, {first}, {second}: {fault}" for fault in actual]
 
 
 def main(root: Path, mode: str, every: int, fault: str = "") -> dict[str, Any]:
@@ -321,16 +321,16 @@ def main(root: Path, mode: str, every: int, fault: str = "") -> dict[str, Any]:
     scenario(root / "whole", mode, {}, {})
     calls = [(root / "whole" / f"{rank}.0.calls").stat().st_size for rank in RANKS]
     again = [(root / "whole" / f"{rank}.1.calls").stat().st_size for rank in RANKS]
-    found, killed = [], 0
+    actual, killed = [], 0
     for rank in RANKS:
         for die_at in range(1, calls[rank] + 1, every):
             home = root / f"{rank}.{die_at}"
             # The second victim is now the same party, now the other one.
             other = (rank + die_at) % 2
-            found += scenario(home, mode, {rank: die_at}, {other: 1 + 3 * die_at % again[other]})
+            actual += scenario(home, mode, {rank: die_at}, {other: 1 + 3 * die_at % again[other]})
             killed += not (home / f"{rank}.0.calls").stat().st_size >= calls[rank]
             shutil.rmtree(home)
-    return {"calls": calls, "again": again, "killed": killed, "faults": found}
+    return {"calls": calls, "again": again, "killed": killed, "faults": actual}
 
 
 if __name__ == "__main__":

@@ -45,21 +45,21 @@ def one_way(n: int, k: int, m: int) -> Correlation:
 
 
 def layouts_of(c: Correlation, masks: Masks) -> list[Layout]:
-    """Of all columns, in order."""
+    """Return the layouts of all columns, in order."""
     assert c.matrices is not None
     x, y = c.matrices(*masks[CLIENT])
     return [of for _, of in columns_apart(len(x), x.shape[1], x.shape[2], y.shape[2])]
 
 
 def layout_of(c: Correlation, masks: Masks) -> Layout:
-    """The one of all columns together."""
+    """Return the one of all columns together."""
     (of,) = layouts_of(c, masks)
     return of
 
 
 def deviation(of: Layout) -> float:
-    """Of the error of a product that is encrypted in one direction, as the table in
-    `packed.products` has it.
+    """Compute the deviation of the error of a product that is encrypted in one direction, as the
+    table in `packed.products` has it.
     """
     g = len(of.switches)
     later = (4.0**g - 1) / 3  # what a switching adds is doubled by the steps after it
@@ -77,7 +77,7 @@ class PackedTwo(Two):
     """A session of two parties."""
 
     def __init__(self, seed: int | None = None, common: bytes = b"session", jobs: int = 1) -> None:
-        """seed: of both parties' own streams, which are random without."""
+        """Connect both parties; `seed` fixes their own streams, which are random without."""
         self.wires = [Wire(end) for end in MemoryChannel.pair()]
         self.products: list[Any] = [
             PackedProducts(
@@ -99,23 +99,23 @@ class PackedTwo(Two):
         return [client, provider]
 
     def error(self, c: Correlation, masks: Masks) -> np.ndarray:
-        """How far the sum of the shares is from the product, int64."""
+        """Return how far the sum of the shares is from the product, int64."""
         assert c.matrices is not None
         client, provider = self.make(c, masks)
         x, y = c.matrices(*(a + b for a, b in zip(*masks, strict=True)))
         return (client + provider - x @ y).view(np.int64)
 
     def answer(self, of: Layout, at: int = -1) -> np.ndarray:
-        """c0 [answers, N] of the client's message number `at`."""
+        """Return c0 [answers, N] of the client's message number `at`."""
         return np.frombuffer(self.wires[CLIENT].sent[at], np.uint64).reshape(of.answers, N)
 
     def ciphertexts(self, of: Layout, at: int = -1) -> np.ndarray:
-        """b_b [groups blocks, 2, N] of the provider's message number `at`."""
+        """Return b_b [groups blocks, 2, N] of the provider's message number `at`."""
         sent = np.frombuffer(self.wires[PROVIDER].sent[at], np.uint64)
         return sent.reshape(of.groups * of.blocks, 2, N)
 
     def secret(self, rank: int = PROVIDER) -> np.ndarray:
-        """s, as its transform."""
+        """Return s, as its transform."""
         return rlwe.transform(self.products[rank]._secret)
 
 

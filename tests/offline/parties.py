@@ -72,17 +72,17 @@ class Parties:
         self.both(lambda r, pool: pool.prepare(correlation, units))
 
     def take(self, correlation: Correlation, units: int) -> list[Correlations]:
-        found = self.both(lambda r, pool: pool.take(correlation, units))
-        taken = [self.made.units_of(rank, found[rank]) for rank in RANKS]
+        outcomes = self.both(lambda r, pool: pool.take(correlation, units))
+        taken = [self.made.units_of(rank, outcomes[rank]) for rank in RANKS]
         assert taken[CLIENT] == taken[PROVIDER] and len(taken[CLIENT]) == units
         self.record(taken[CLIENT])
-        return found
+        return outcomes
 
     def take_alone(self, rank: int, correlation: Correlation, units: int) -> None:
-        """One party goes ahead as far as it can; what it took is gone for both."""
+        """Let one party go ahead as far as it can; what it took is gone for both."""
         units = min(units, self.pools[rank].available(correlation))
-        found = self.pools[rank].take(correlation, units)
-        self.record(self.made.units_of(rank, found))
+        actual = self.pools[rank].take(correlation, units)
+        self.record(self.made.units_of(rank, actual))
 
     def record(self, units: list[tuple[str, int]]) -> None:
         self.takes += 1
@@ -96,7 +96,7 @@ class Parties:
         return counts.pop()
 
     def end(self, *clean: bool) -> None:
-        """Each pool is closed, or left as a killed process leaves it."""
+        """Close each pool, or leave it as a killed process leaves it."""
         for pool, tidy in zip(self.pools, clean or (True, True), strict=True):
             pool.close() if tidy else _die(pool)
 
@@ -108,18 +108,18 @@ def _die(pool: Pool) -> None:
 
 @pytest.fixture
 def parties(threads: ThreadPoolExecutor, tmp_path: Path) -> Parties:
-    found = Parties(threads, tmp_path)
-    found.open()
-    return found
+    actual = Parties(threads, tmp_path)
+    actual.open()
+    return actual
 
 
 def batch_folder(parties: Parties, rank: int, correlation: Correlation = TRIPLE) -> Path:
-    """The only batch of a correlation."""
+    """Return the only batch of a correlation."""
     directory = parties.directories[rank]
     assert directory is not None
     name = correlation.name.split()[0]
-    (found,) = (b for f in directory.iterdir() if f.name.startswith(name) for b in f.iterdir())
-    return found
+    (actual,) = (b for f in directory.iterdir() if f.name.startswith(name) for b in f.iterdir())
+    return actual
 
 
 def reopen(parties: Parties, rank: int = CLIENT) -> None:
@@ -129,7 +129,7 @@ def reopen(parties: Parties, rank: int = CLIENT) -> None:
 
 @pytest.fixture
 def stored(parties: Parties) -> Parties:
-    """One batch with units put back, closed."""
+    """Return one batch with units put back, closed."""
     parties.prepare(TRIPLE, 16)
     parties.take(TRIPLE, 3)
     parties.end()

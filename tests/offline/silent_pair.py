@@ -38,7 +38,9 @@ def correlation_of(k: int, m: int, name: str = "matrix", chunk: int = HALF) -> C
 
 
 def matrix(seed: int, k: int, m: int, bits: int = 18) -> np.ndarray:
-    """Whole numbers below 2^bits in size: doubles, or words when doubles cannot multiply them."""
+    """Draw whole numbers below 2^bits in size: doubles, or words when doubles cannot multiply
+    them.
+    """
     drawn = Prg.from_seed(seed, "matrix").uniform((k, m)) * 2 - 1
     whole = np.rint(drawn * 2.0**bits)
     return whole if bits <= 24 else whole.astype(np.int64).view(np.uint64)
@@ -49,7 +51,7 @@ def words_of(w: np.ndarray) -> np.ndarray:
 
 
 def fixed(rank: int, w: np.ndarray) -> Factor | None:
-    """The provider's matrix, as each party gives it."""
+    """Return the provider's matrix, as each party gives it."""
     return factor_from(w) if rank == PROVIDER else None
 
 
@@ -73,7 +75,7 @@ class Wire:
         return data
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 class Two:
@@ -88,8 +90,11 @@ class Two:
         jobs: int = 1,
         most_bytes: int = 10**9,
     ) -> None:
-        """client: the client's folder for this provider, in one for all. provider: of the version.
-        seed: of both parties' own streams, which are random without. most_bytes: of all hints.
+        """Connect both parties.
+
+        client: the client's folder for this provider, in one for all. provider: the folder of the
+        version. seed: fixes both parties' own streams, which are random without. most_bytes: of all
+        hints.
         """
         cache = [] if client is None else [HintCache(client, most_bytes)]
         if client is not None and not client.parent.exists():
@@ -110,28 +115,28 @@ class Two:
         ]
 
     def outcomes(self, work: Callable[[int, SilentProducts], Any]) -> list[Any]:
-        """What `work` returns or raises at each party."""
-        found: list[Any] = [None, None]
+        """Return what `work` returns or raises at each party."""
+        collected: list[Any] = [None, None]
 
         def run(rank: int) -> None:
             try:
-                found[rank] = work(rank, self.products[rank])
+                collected[rank] = work(rank, self.products[rank])
             except Exception as exc:
-                found[rank] = exc
+                collected[rank] = exc
                 self.wires[rank].inner.send(b"gone")
 
         thread = threading.Thread(target=run, args=(PROVIDER,))
         thread.start()
         run(CLIENT)
         thread.join()
-        return found
+        return collected
 
     def both(self, work: Callable[[int, SilentProducts], Any]) -> list[Any]:
-        found = self.outcomes(work)
-        errors = [x for x in found if isinstance(x, Exception)]
+        outcomes = self.outcomes(work)
+        errors = [x for x in outcomes if isinstance(x, Exception)]
         for error in sorted(errors, key=lambda e: "is gone" in str(e)):
             raise error
-        return found
+        return outcomes
 
     def set_up(self, *wanted: tuple[Correlation, np.ndarray]) -> None:
         self.both(lambda rank, p: p.set_up([(c, fixed(rank, w)) for c, w in wanted]))
@@ -140,7 +145,7 @@ class Two:
         return self.both(lambda rank, p: p.take(correlation, units, fixed(rank, w)))
 
     def errors(self, correlation: Correlation, units: int, w: np.ndarray) -> np.ndarray:
-        """Of the results of some units: how far the shares' sum is from r W, int64."""
+        """Return how far the shares' sum is from r W in the results of some units, int64."""
         client, provider = self.take(correlation, units, w)
         (r,), (mine,), (theirs,) = client.masks, client.results, provider.results
         assert not provider.masks[0].any() and provider.masks[0].shape == r.shape

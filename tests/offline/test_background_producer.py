@@ -1,5 +1,5 @@
-"""Correlated randomness made beside a call: every unit once, the same at both parties, and what
-ends it.
+"""Correlated randomness made in the background of a call: every unit once, the same at both
+parties, and what ends it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Sides:
         self.wires = MemoryChannel.pair()
 
     def start(self, correlation: Correlation, units: int) -> None:
-        """Unless there is something under way, which has to be waited for before."""
+        """Start unless there is something under way, which has to be waited for before."""
         demand = Demand.of([CorrelationRequest(correlation, units)])
 
         def work(rank: int, pool: Pool) -> None:
@@ -91,8 +91,8 @@ class Sides:
 
     def take(self, correlation: Correlation, units: int) -> None:
         parties = self.parties
-        found = parties.both(lambda rank, pool: self.supplies[rank].take(correlation, units))
-        taken = [parties.made.units_of(rank, found[rank]) for rank in RANKS]
+        outcomes = parties.both(lambda rank, pool: self.supplies[rank].take(correlation, units))
+        taken = [parties.made.units_of(rank, outcomes[rank]) for rank in RANKS]
         assert taken[CLIENT] == taken[PROVIDER] and len(taken[CLIENT]) == units
         parties.record(taken[CLIENT])
 
@@ -113,7 +113,9 @@ ACTIONS = st.lists(
 @settings(max_examples=30)
 @given(ACTIONS)
 def test_units_match_and_come_once(threads: ThreadPoolExecutor, actions: list[Any]) -> None:
-    """Whatever is made beside and taken meanwhile, and however the parties' sessions end."""
+    """Whatever is made in the background and taken meanwhile, and however the parties' sessions
+    end.
+    """
     with tempfile.TemporaryDirectory() as root:
         parties = Parties(threads, Path(root))
         parties.open()
@@ -295,8 +297,8 @@ def both(work: Callable[[int], Any]) -> list[Any]:
 
 def test_the_round_trip_is_measured_by_who_asks() -> None:
     ends = MemoryChannel.pair()
-    found = both(lambda rank: round_trip_s(_Far(ends[rank], 0.02), asks=rank == CLIENT))
-    assert found[PROVIDER] is None and 0.04 <= found[CLIENT] < 0.4
+    outcomes = both(lambda rank: round_trip_s(_Far(ends[rank], 0.02), asks=rank == CLIENT))
+    assert outcomes[PROVIDER] is None and 0.04 <= outcomes[CLIENT] < 0.4
     ends[PROVIDER].send(b"what?")
     with pytest.raises(WireError, match="answer"):
         round_trip_s(ends[CLIENT], asks=True)
@@ -353,8 +355,9 @@ def course_of(calls: int, function: SecureFunction, *args: Any) -> Callable[[Ses
 
 
 def run(session: PartySession, x: np.ndarray, *, beside: bool) -> Any:
-    """Three calls, the later ones' correlated randomness made beside the ones before, if so:
-    results, what was sent in which way, and the meter's entries. Nothing is there before.
+    """Return three calls, the later ones' correlated randomness made in the background of the ones
+    before, if so: results, what was sent in which way, and the meter's entries. Nothing is there
+    before.
     """
     args = arguments(session, x)
     for need in session.demand(FORWARD, *args)[0].correlations.values():
@@ -401,8 +404,8 @@ def test_calls_find_and_cost_the_same(simulation: Simulation) -> None:
 
     def program(session: PartySession) -> Any:
         run(session, x, beside=False)  # keys that are sent once
-        found = [run(session, x, beside=False), run(session, x, beside=True)]
-        return [*found, run(session, -3 * x, beside=True)]
+        collected = [run(session, x, beside=False), run(session, x, beside=True)]
+        return [*collected, run(session, -3 * x, beside=True)]
 
     client, provider = simulation.run(program)
     for one in (client, provider):
@@ -422,7 +425,9 @@ def test_calls_find_and_cost_the_same(simulation: Simulation) -> None:
 
 
 def costs(entries: Any) -> list[Any]:
-    """By kind and name, in order of the names: how often, and messages; of ours also bytes."""
+    """Return, by kind and name in the order of names, how often, and messages; of ours also
+    bytes.
+    """
     rows: dict[tuple[str, str], list[int]] = {}
     for e in entries:
         if e.kind != "wait":
@@ -454,7 +459,7 @@ def test_a_call_that_has_spu_at_work_runs_alone(simulation: Simulation) -> None:
         assert "pool" in kinds and "segment" in kinds[len(kinds) - kinds[::-1].index("pool") :]
         return result
 
-    assert all(found is not None for found in simulation.run(program))
+    assert all(outcomes is not None for outcomes in simulation.run(program))
 
 
 def test_what_ends_it_ends_the_call_before_its_next_message(simulation: Simulation) -> None:
@@ -480,18 +485,18 @@ def test_what_ends_it_ends_the_call_before_its_next_message(simulation: Simulati
 
 
 def test_its_thread_is_the_nicer_one(parties: Parties) -> None:
-    own, found = os.getpriority(os.PRIO_PROCESS, 0), []
+    own, actual = os.getpriority(os.PRIO_PROCESS, 0), []
     for pool in parties.pools:
         make = pool._make
 
         def looks(correlation: Any, masks: Any, make: Any = make) -> Any:
-            found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            actual.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
             return make(correlation, masks)
 
         pool._make = looks
     sides = Sides(parties)
     sides.start(TRIPLE, 1)
     sides.settle()
-    assert found == [max(own, _NICENESS)] * 2
+    assert actual == [max(own, _NICENESS)] * 2
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
     parties.end()

@@ -50,7 +50,7 @@ def names(root: Path) -> list[str]:
 
 
 def receives(folder: Path, most: int, *sizes: int) -> bool:
-    """Whether hints of these sizes may be kept."""
+    """Return whether hints of these sizes may be kept."""
     wanted = [(f"{number:064x}", size) for number, size in enumerate(sizes)]
     with HintCache(folder, most).receiving(wanted) as keep:
         return keep

@@ -36,7 +36,7 @@ GUESSES = np.arange(64, dtype=np.uint64)  # of a word of X
 
 
 def near(words: np.ndarray, bound: float = 2 * 21 + 4) -> np.ndarray:
-    """Whether all of the last axis are no larger than differences of noise."""
+    """Return whether all of the last axis are no larger than differences of noise."""
     return (np.abs(words.view(np.int64).astype(float)) <= bound).all(axis=-1)
 
 
@@ -88,20 +88,20 @@ def test_every_ciphertext_has_its_own_a(monkeypatch: pytest.MonkeyPatch) -> None
     c = one_way(1, 1, N)
 
     def shows(set_back: bool = False) -> list[bool]:
-        """Whether pairs of ciphertexts differ by what they hold."""
+        """Return whether pairs of ciphertexts differ by what they hold."""
         two, of, rows = PackedTwo(), None, []
-        messages, found = [], []
+        messages, actual = [], []
         for seed in (1, 2):
             masks = two.draw(c, 2, seed)
             of = layout_of(c, masks)
             two.make(c, masks)
-            found.extend(whole_numbers(two.ciphertexts(of)))
+            actual.extend(whole_numbers(two.ciphertexts(of)))
             messages.extend(masks[PROVIDER][1][:, 0].astype(object) << 64)
             if set_back:
                 for party in two.products:
                     party._made = 0
         for i, j in ((0, 1), (0, 2), (1, 3)):
-            rest = centred(found[i] - found[j] - messages[i] + messages[j], 128)
+            rest = centred(actual[i] - actual[j] - messages[i] + messages[j], 128)
             rows.append(bool((np.abs(rest) <= 42).all()))
         return rows
 
@@ -152,7 +152,7 @@ def test_every_answer_has_its_own_small_secret(monkeypatch: pytest.MonkeyPatch) 
     c = one_way(1, 1, N)
     x = [7, 60, 33, 2]
 
-    def found() -> list[list[tuple[int, int]]]:
+    def alike_pairs() -> list[list[tuple[int, int]]]:
         two, c0 = PackedTwo(), []
         for some in (x[:2], x[2:]):
             masks = scaled(two, *some)
@@ -165,7 +165,7 @@ def test_every_answer_has_its_own_small_secret(monkeypatch: pytest.MonkeyPatch) 
             pairs.append([(int(k), int(l)) for k, l in zip(*np.nonzero(near(rest)), strict=True)])
         return pairs
 
-    assert found() == [[], [], []]
+    assert alike_pairs() == [[], [], []]
     ternary = rlwe.ternary
     kept: dict[int, np.ndarray] = {}
 
@@ -174,14 +174,16 @@ def test_every_answer_has_its_own_small_secret(monkeypatch: pytest.MonkeyPatch) 
         return np.repeat(first, count, axis=0)
 
     monkeypatch.setattr(rlwe, "ternary", same)
-    assert found() == [[(7, 60)], [(7, 33)], [(60, 2)]]
+    assert alike_pairs() == [[(7, 60)], [(7, 33)], [(60, 2)]]
 
 
 # ---- raw products stay closed
 
 
 def truncated(raw: np.ndarray, bits: int = 18) -> np.ndarray:
-    """What is opened of products `raw`, as they stand after `bits` are truncated, unbiased."""
+    """Return what is opened of products `raw`, as they stand after `bits` are truncated,
+    unbiased.
+    """
     up = Prg.from_os().words(raw.shape) >> np.uint64(64 - bits)
     return (raw + up >> np.uint64(bits)) << np.uint64(bits)
 
@@ -189,13 +191,13 @@ def truncated(raw: np.ndarray, bits: int = 18) -> np.ndarray:
 def kept_of(
     party: PackedProducts, draw: Callable[..., Any], name: str, into: dict[str, np.ndarray]
 ) -> Callable[..., Any]:
-    """`draw`, and what a party drew last is kept."""
+    """Return `draw`, and what a party drew last is kept."""
 
     def kept(prg: Prg, *shape: Any) -> np.ndarray:
-        found = draw(prg, *shape)
+        actual = draw(prg, *shape)
         if prg is party._own:
-            into[name] = found.copy()
-        return found
+            into[name] = actual.copy()
+        return actual
 
     return kept
 
@@ -224,13 +226,13 @@ def test_raw_products_would_show_s_to_the_evaluator(monkeypatch: pytest.MonkeyPa
     g = -rlwe.transform(drawn["noise"] + rounded)
 
     def right(opened: np.ndarray) -> float:
-        """The part of s that is found."""
+        """Return the part of s that is found."""
         error = rlwe.transform((opened - x @ y).view(np.int64)[:, 0].astype(float))
         ff, fg, gg = ((u.conj() * v).sum(axis=0) for u, v in ((f, f), (f, g), (g, g)))
         fe, ge = ((u.conj() * error).sum(axis=0) for u in (f, g))
         s = rlwe.inverse((ff * ge - fg.conj() * fe) / (ff * gg - fg * fg.conj()))
-        found = np.clip(np.rint(s), -1, 1)
-        return float((found == two.products[PROVIDER]._secret).mean())
+        actual = np.clip(np.rint(s), -1, 1)
+        return float((actual == two.products[PROVIDER]._secret).mean())
 
     assert right(client + provider) > 0.99
     assert right(truncated(client + provider, 10)) > 0.9
@@ -265,14 +267,16 @@ def test_raw_products_would_show_x_to_the_owner() -> None:
 def encryption_noise(
     b: np.ndarray, a: np.ndarray, s: np.ndarray, message: np.ndarray, at: int, bits: int = 128
 ) -> np.ndarray:
-    """What b [..., 2, N] is off a s + 2^at message."""
+    """Return what b [..., 2, N] is off a s + 2^at message."""
     exact = whole_numbers(ring.times_small(a, s, np.int64(0)))
     exact = exact + (message.view(np.int64).astype(object) << at)
     return centred(whole_numbers(b) - exact, bits).astype(float)
 
 
 def all_noise(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Of the key, switching keys, ciphertexts and answers of a session: rows of N."""
+    """Return the noise of the key, switching keys, ciphertexts and answers of a session: rows of
+    N.
+    """
     drawn: dict[str, np.ndarray] = {}
     two, c = PackedTwo(), one_way(1, 1, N // 2)
     client, owner = two.products
@@ -308,12 +312,12 @@ def all_noise(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 
 
 def test_everything_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = all_noise(monkeypatch)
-    assert len(found) == 1 + 3 + 2 + 1
-    assert np.abs(found).max() <= 21
-    assert (np.abs(found.std(axis=1) / NOISE - 1) < 0.06).all()
+    actual = all_noise(monkeypatch)
+    assert len(actual) == 1 + 3 + 2 + 1
+    assert np.abs(actual).max() <= 21
+    assert (np.abs(actual.std(axis=1) / NOISE - 1) < 0.06).all()
     # No two are alike: an eighth of the places are alike by chance.
-    alike = (found[:, None] == found[None]).mean(axis=2)[~np.eye(len(found), dtype=bool)]
+    alike = (actual[:, None] == actual[None]).mean(axis=2)[~np.eye(len(actual), dtype=bool)]
     assert alike.max() < 0.12
     monkeypatch.setattr(rlwe, "noise", lambda prg, shape: np.zeros(shape, np.int64))
     assert not all_noise(monkeypatch).any()
@@ -401,17 +405,17 @@ def test_c1_stays_with_the_evaluator(monkeypatch: pytest.MonkeyPatch, leaks: boo
     sent = np.frombuffer(b"".join(two.wires[CLIENT].sent), np.uint64).reshape(-1, N)
     share = np.uint64(0) - ring.word_times_small(sent[:1], owner._small)
     y = masks[PROVIDER][1][0]
-    found = [
+    collected = [
         int(guess)
         for other in (np.zeros(N, np.uint64), *sent[1:])
         for guess in GUESSES[near(share + other - GUESSES[:, None] * y, 2.0**15)]
     ]
-    assert found == ([41] if leaks else [])
+    assert collected == ([41] if leaks else [])
     assert (sent == kept[0]).all(axis=1).any() == leaks
 
 
 def wire(two: PackedTwo) -> np.ndarray:
-    """All words that were sent."""
+    """Return all words that were sent."""
     return np.frombuffer(b"".join(two.wires[0].sent + two.wires[1].sent), np.uint64)
 
 
@@ -436,9 +440,9 @@ def test_nothing_on_the_wire_is_seen_twice() -> None:
 def test_no_other_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is drawn comes from keyed streams; so it repeats when those do."""
     forbid_numpys_randomness(monkeypatch)
-    c, found = correlation_of(2, 3, 4), []
+    c, actual = correlation_of(2, 3, 4), []
     for _ in range(2):
         two = PackedTwo(seed=3)
         shares = two.make(c, two.draw(c, 2))
-        found.append((wire(two).tobytes(), [x.tobytes() for x in shares]))
-    assert found[0] == found[1]
+        actual.append((wire(two).tobytes(), [x.tobytes() for x in shares]))
+    assert actual[0] == actual[1]

@@ -28,38 +28,40 @@ def add(into: Polynomial, exponent: int, value: int) -> None:
 
 
 def words_of(p: Polynomial) -> np.ndarray:
-    found = np.zeros(layout.N, np.uint64)
+    actual = np.zeros(layout.N, np.uint64)
     for place, value in p.items():
-        found[place] = value % (1 << 64)
-    return found
+        actual[place] = value % (1 << 64)
+    return actual
 
 
 def right(of: Layout, y: np.ndarray, group: int, b: int) -> Polynomial:
-    """Y_b of a group."""
-    found: Polynomial = {}
+    """Return Y_b of a group."""
+    actual: Polynomial = {}
     for s in range(of.together):
         unit = group * of.together + s
         for i in range(of.inner):
             row = b * of.inner + i
             for j in range(of.m):
                 if unit < of.units and row < of.k:
-                    add(found, of.stride * j + of.inner * s - i, int(y[unit, row, j]))
-    return found
+                    add(actual, of.stride * j + of.inner * s - i, int(y[unit, row, j]))
+    return actual
 
 
 def left(of: Layout, x: np.ndarray, unit: int, r: int, b: int) -> Polynomial:
-    """X_rb of a unit."""
-    found: Polynomial = {}
+    """Return X_rb of a unit."""
+    actual: Polynomial = {}
     for t in range(of.rows):
         for i in range(of.inner):
             row, column = r * of.rows + t, b * of.inner + i
             if row < of.n and column < of.k:
-                add(found, of.stride * of.m * t + i, int(x[unit, row, column]))
-    return found
+                add(actual, of.stride * of.m * t + i, int(x[unit, row, column]))
+    return actual
 
 
 def decoded(of: Layout, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """What the layout finds in sum_b X_rb Y_b, packed as `PackedProducts._pack` packs them."""
+    """Return what the layout finds in sum_b X_rb Y_b, packed as `PackedProducts._pack` packs
+    them.
+    """
     places = layout.N * of.packed // of.stride
     wanted = np.zeros((of.answers, places), np.uint64)
     for unit in range(of.units):
@@ -146,7 +148,7 @@ def test_bounds(units: int, n: int, k: int, m: int) -> None:
 
 def test_shapes_of_this_repository() -> None:
     """Tiles of 128 slots and heads of 64 and 128 words; rows of a norm."""
-    found = [
+    collected = [
         (of.rows, of.stride, of.inner, of.together, of.groups, of.blocks, of.packed, of.answers)
         for of in (
             Layout(4, 128, 64, 128),
@@ -155,7 +157,7 @@ def test_shapes_of_this_repository() -> None:
             Layout(64, 1, 1, 768),
         )
     ]
-    assert found == [
+    assert collected == [
         (2, 32, 32, 1, 4, 2, 32, 8),
         (2, 64, 64, 1, 4, 2, 64, 4),
         (1, 8192, 768, 10, 7, 1, 64, 1),
@@ -177,12 +179,12 @@ def test_shapes_of_this_repository() -> None:
 def test_columns_stand_apart_where_that_sends_less(
     units: int, n: int, k: int, m: int, expected: list[tuple[int, int]]
 ) -> None:
-    found = columns_apart(units, n, k, m)
-    assert [(columns.start, of.m) for columns, of in found] == expected
-    assert [columns.stop - columns.start for columns, _ in found] == [of.m for _, of in found]
-    assert sum(of.m for _, of in found) == m
+    actual = columns_apart(units, n, k, m)
+    assert [(columns.start, of.m) for columns, of in actual] == expected
+    assert [columns.stop - columns.start for columns, _ in actual] == [of.m for _, of in actual]
+    assert sum(of.m for _, of in actual) == m
     whole = Layout(units, n, k, m)
-    sent = sum(of.ciphertext_bytes + of.answer_bytes for _, of in found)
+    sent = sum(of.ciphertext_bytes + of.answer_bytes for _, of in actual)
     assert sent <= whole.ciphertext_bytes + whole.answer_bytes
 
 

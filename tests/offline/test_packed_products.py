@@ -163,7 +163,7 @@ def test_shares_look_uniform() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "found"),
+    ("x", "y", "keyed"),
     [
         (Owner.JOINT, Owner.JOINT, [CLIENT, PROVIDER]),
         (Owner.CLIENT, Owner.PROVIDER, [PROVIDER]),
@@ -176,17 +176,17 @@ def test_shares_look_uniform() -> None:
         (Owner.PROVIDER, Owner.PROVIDER, []),
     ],
 )
-def test_owners(x: Owner, y: Owner, found: list[int]) -> None:
+def test_owners(x: Owner, y: Owner, keyed: list[int]) -> None:
     """Who has words of Y while the other one has some of X; nobody else sends keys."""
     c, two = correlation_of(2, 3, 4, x, y), PackedTwo()
-    assert owners(c) == found
+    assert owners(c) == keyed
     check(c, two.draw(c, 2), two)
     for rank in (CLIENT, PROVIDER):
         sent = two.sent(rank)
         # An answer may have the size of a key, but comes alone.
-        assert (sent[:2] == [KEY, SWITCHING]) == (rank in found)
-        assert bool(sent) == bool(found)
-        assert (two.products[rank]._secret is not None) == (rank in found)
+        assert (sent[:2] == [KEY, SWITCHING]) == (rank in keyed)
+        assert bool(sent) == bool(keyed)
+        assert (two.products[rank]._secret is not None) == (rank in keyed)
 
 
 def test_owners_of_what_is_made() -> None:
@@ -261,13 +261,13 @@ def test_messages_of_other_sizes(sender: int, number: int, how: str) -> None:
     two, c = PackedTwo(), one_way(4, 2, 3)
     masks = two.draw(c, 1)
     two.wires[sender].change = lambda i, data: changed(data, how) if i == number else data
-    found = two.outcomes(lambda rank, p: p.make(c, masks[rank]))
-    error = found[1 - sender]
+    outcomes = two.outcomes(lambda rank, p: p.make(c, masks[rank]))
+    error = outcomes[1 - sender]
     size = [KEY, SWITCHING, *traffic(c, masks)][number + (3 if sender == CLIENT else 0)]
     assert isinstance(error, WireError)
     assert f"has {len(changed(bytes(size), how))} bytes, expected {size}" in str(error)
     # The client had sent its answer already, or finds the provider waiting for it.
-    assert not isinstance(found[sender], WireError) or "gone" in str(found[sender])
+    assert not isinstance(outcomes[sender], WireError) or "gone" in str(outcomes[sender])
 
 
 @pytest.mark.parametrize("gone", [CLIENT, PROVIDER])
@@ -280,8 +280,8 @@ def test_the_other_party_is_gone(gone: int) -> None:
             raise MemoryError
         return products.make(c, masks[rank])
 
-    found = two.outcomes(work)
-    assert isinstance(found[gone], MemoryError) and "gone" in str(found[1 - gone])
+    outcomes = two.outcomes(work)
+    assert isinstance(outcomes[gone], MemoryError) and "gone" in str(outcomes[1 - gone])
 
 
 def test_a_matrix_that_does_not_fit_is_refused() -> None:

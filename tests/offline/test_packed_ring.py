@@ -23,7 +23,7 @@ KINDS = ["uniform", "zero", "top bit", "largest", "alternating", "one word", "ha
 
 
 def words(seed: int, shape: tuple[int, ...]) -> np.ndarray:
-    """A third of them at an edge."""
+    """Return a third of them at an edge."""
     prg = Prg.from_seed(seed, "words")
     drawn, which = prg.words(shape), prg.words(shape)
     edges = EDGES[(which >> np.uint64(2)) % np.uint64(len(EDGES))]
@@ -56,14 +56,16 @@ def signed(x: np.ndarray) -> np.ndarray:
 
 
 def weighted(sums: np.ndarray, size: int, at: int = 0) -> np.ndarray:
-    """sum of 2^(at + size i) sums_i: Python's integers."""
+    """Return sum of 2^(at + size i) sums_i: Python's integers."""
     return sum(sums[..., i, :].astype(object) << at + size * i for i in range(sums.shape[-2]))
 
 
-def distance(found: np.ndarray, exact: np.ndarray, dropped: int, bits: int) -> float:
-    """The largest, of 2^dropped `found` from `exact` modulo 2^bits, in units of 2^dropped."""
+def distance(actual: np.ndarray, exact: np.ndarray, dropped: int, bits: int) -> float:
+    """Return the largest, of 2^dropped `found` from `exact` modulo 2^bits, in units of
+    2^dropped.
+    """
     half = 1 << bits - 1
-    rest = ((found.astype(object) << dropped) - exact + half) % (1 << bits) - half
+    rest = ((actual.astype(object) << dropped) - exact + half) % (1 << bits) - half
     return max(abs(int(x)) for x in rest.reshape(-1)) / 2.0**dropped
 
 
@@ -96,8 +98,8 @@ def sums_of(seed: int, count: int, bits: int) -> np.ndarray:
 def test_wide_is_exact(seed: int, bits: int) -> None:
     sums = sums_of(seed, 6, bits)
     exact = weighted(sums, LIMB)
-    found = ring.wide(sums)
-    assert found.shape == (2, FEW) and (whole_numbers(found) == exact % (1 << 128)).all()
+    actual = ring.wide(sums)
+    assert actual.shape == (2, FEW) and (whole_numbers(actual) == exact % (1 << 128)).all()
 
 
 @given(SEEDS, st.integers(0, 52))
@@ -111,8 +113,8 @@ def test_upper_is_rounded(seed: int, bits: int) -> None:
 def test_switched_is_rounded(seed: int, bits: int) -> None:
     """Up to what the lowest sum has below 2^8."""
     sums = sums_of(seed, 5, bits)
-    found, exact = ring.switched(sums), weighted(sums, KEY_LIMB)
-    assert distance(found, exact, KEY_DROP, KEY_BITS) <= 0.5 + 2.0**-18
+    actual, exact = ring.switched(sums), weighted(sums, KEY_LIMB)
+    assert distance(actual, exact, KEY_DROP, KEY_BITS) <= 0.5 + 2.0**-18
 
 
 @given(SEEDS, SEEDS)
@@ -125,16 +127,16 @@ def test_upper_times_is_rounded(seed: int, other: int) -> None:
 @given(st.integers(1, 127), SEEDS)
 def test_plus_at(at: int, seed: int) -> None:
     x, message = words(seed, (2, FEW)), words(seed + 1, (FEW,))
-    found = ring.plus_at(x, message, at)
+    actual = ring.plus_at(x, message, at)
     exact = whole_numbers(x) + (signed(message) << at)
-    assert (whole_numbers(found) == exact % (1 << 128)).all()
+    assert (whole_numbers(actual) == exact % (1 << 128)).all()
 
 
 def test_plus_at_of_several() -> None:
     x, message = words(1, (3, 2, 2, FEW)), words(2, (3, 2, FEW))
-    found = ring.plus_at(x, message, 58)
+    actual = ring.plus_at(x, message, 58)
     for i in np.ndindex(3, 2):
-        assert (found[i] == ring.plus_at(x[i], message[i], 58)).all()
+        assert (actual[i] == ring.plus_at(x[i], message[i], 58)).all()
 
 
 # ---- products with small polynomials
@@ -151,7 +153,7 @@ SMALL = st.sampled_from(["ternary", "ones", "minus ones", "zero", "last"])
 
 
 def coefficient(a: np.ndarray, s: np.ndarray, n: int) -> int:
-    """Of X^n in a s modulo X^N + 1, for Python's integers a."""
+    """Compute the coefficient of X^n in a s modulo X^N + 1, for Python's integers a."""
     turned = np.concatenate([s[n::-1], -s[:n:-1]]).astype(int).astype(object)
     return int((a * turned).sum())
 
@@ -171,9 +173,9 @@ def test_products_with_small_polynomials_are_exact(kind: str, small_kind: str, s
 
 def test_every_row_has_its_own_factor() -> None:
     a, s = words(1, (3, N)), rlwe.transform(rlwe.ternary(Prg.from_seed(1, "rows"), 3, N))
-    found = ring.word_times_small(a, s[:, None])
+    actual = ring.word_times_small(a, s[:, None])
     for row in range(3):
-        assert (found[row] == ring.word_times_small(a[row], s[row])).all()
+        assert (actual[row] == ring.word_times_small(a[row], s[row])).all()
     pair = ring.word_times_small(a[:2, None], s[:, None])  # as `PackedProducts` multiplies its key
     assert pair.shape == (2, 3, N)
     assert (pair[1, 2] == ring.word_times_small(a[1], s[2])).all()
@@ -183,11 +185,11 @@ def test_every_row_has_its_own_factor() -> None:
 
 
 def substituted(x: np.ndarray, k: int) -> np.ndarray:
-    found = np.zeros(N, object)
+    actual = np.zeros(N, object)
     for i, value in enumerate(x):
         quotient, place = divmod(i * k, N)
-        found[place] += -int(value) if quotient % 2 else int(value)
-    return found % (1 << 64)
+        actual[place] += -int(value) if quotient % 2 else int(value)
+    return actual % (1 << 64)
 
 
 ODD = st.integers(0, N - 1).map(lambda i: 2 * i + 1)
@@ -197,16 +199,16 @@ ODD = st.integers(0, N - 1).map(lambda i: 2 * i + 1)
 @given(ODD, ODD, SEEDS)
 def test_mapped_is_a_substitution(k: int, j: int, seed: int) -> None:
     x = words(seed, (2, N))
-    found = ring.mapped(x, k)
+    actual = ring.mapped(x, k)
     for row in range(2):
-        assert (found[row].astype(object) == substituted(x[row], k)).all()
-    assert (ring.mapped(found, j) == ring.mapped(x, k * j % (2 * N))).all()
-    assert (ring.mapped(found, pow(k, -1, 2 * N)) == x).all()
+        assert (actual[row].astype(object) == substituted(x[row], k)).all()
+    assert (ring.mapped(actual, j) == ring.mapped(x, k * j % (2 * N))).all()
+    assert (ring.mapped(actual, pow(k, -1, 2 * N)) == x).all()
     # Of a product it is the product.
     s = small("ternary", seed)
     turned = ring.mapped(s.astype(np.int64).view(np.uint64), k).view(np.int64).astype(float)
     product = ring.mapped(ring.word_times_small(x[0], rlwe.transform(s)), k)
-    assert (product == ring.word_times_small(found[0], rlwe.transform(turned))).all()
+    assert (product == ring.word_times_small(actual[0], rlwe.transform(turned))).all()
 
 
 @settings(max_examples=20)
@@ -228,10 +230,10 @@ def test_raised_and_lowered(k: int, j: int, seed: int) -> None:
 def test_two_become_one(d: int) -> None:
     """What step 4 of `packed.products` rests on: coefficients at multiples of d / 2."""
     a, b = words(d, (N,)), ring.raised(words(d + 1, (N,)), d // 2)
-    found = a + b + ring.mapped(a - b, 1 + 2 * N // d)
+    actual = a + b + ring.mapped(a - b, 1 + 2 * N // d)
     two = np.uint64(2)
-    assert (found[::d] == two * a[::d]).all()
-    assert (found[d // 2 :: d] == two * b[d // 2 :: d]).all()
+    assert (actual[::d] == two * a[::d]).all()
+    assert (actual[d // 2 :: d] == two * b[d // 2 :: d]).all()
 
 
 # ---- how far sums are from a wrong integer
@@ -280,9 +282,9 @@ def test_sums_of_products_are_far_from_a_wrong_integer(
     of: Layout, largest: float, deviation: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a tile, half is 33 standard deviations away; for the most words of one sum, 10."""
-    found = Distances(monkeypatch)
+    actual = Distances(monkeypatch)
     multiply(of)
-    assert 0 < found.largest < largest and found.deviation < deviation
+    assert 0 < actual.largest < largest and actual.deviation < deviation
 
 
 def test_switching_is_far_from_a_wrong_integer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,23 +292,23 @@ def test_switching_is_far_from_a_wrong_integer(monkeypatch: pytest.MonkeyPatch) 
     one, prg = party(), Prg.from_seed(5, "margin")
     keys = prg.words((2, products._WORD_LIMBS, 2, N))
     one._switching[64] = ring.limbs(keys, KEY_LIMB, KEY_BITS)
-    found = Distances(monkeypatch)
+    actual = Distances(monkeypatch)
     one._switch(prg.words((16, N)), 64)
-    assert 0 < found.largest < 0.08 and found.deviation < 0.008  # measured: 0.04 and 0.006
+    assert 0 < actual.largest < 0.08 and actual.deviation < 0.008  # measured: 0.04 and 0.006
 
 
 def test_small_products_are_next_to_their_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, s = Distances(monkeypatch), rlwe.transform(small("ternary", 6))
+    actual, s = Distances(monkeypatch), rlwe.transform(small("ternary", 6))
     ring.times_small(words(6, (16, 2, N)), s, np.int64(0))
-    assert 0 < found.largest < 2.0**-18
+    assert 0 < actual.largest < 2.0**-18
     ring.times_small(polynomial("half of every digit", 6, (2, N)), s, np.int64(0))
     ring.times_small(polynomial("top bit", 6, (2, N)), rlwe.transform(np.ones(N)), np.int64(0))
-    assert found.largest < 2.0**-12
+    assert actual.largest < 2.0**-12
 
 
 def test_public_strings_are_those_of_their_labels() -> None:
     """The number is what follows the last space; silent and packed products have other labels."""
-    found = rlwe.public("some label", 3, 2, 4)
-    assert (rlwe.public("some label", 0, 5, 4)[3:] == found).all()
-    assert (rlwe.public("some", 0, 1, 4) != found[:1]).all()
-    assert (rlwe.public("some label", 3, 1, 9)[0, :4] == found[0]).all()
+    actual = rlwe.public("some label", 3, 2, 4)
+    assert (rlwe.public("some label", 0, 5, 4)[3:] == actual).all()
+    assert (rlwe.public("some", 0, 1, 4) != actual[:1]).all()
+    assert (rlwe.public("some label", 3, 1, 9)[0, :4] == actual[0]).all()

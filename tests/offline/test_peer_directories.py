@@ -27,7 +27,7 @@ class Hears:
         return self.message
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 PEER = b"0123456789abcdef" * 2
@@ -35,7 +35,7 @@ OTHER = PEER[::-1]
 
 
 def agreed(directory: Path, pair: str = "", peer: bytes = PEER) -> tuple[bytes, Path]:
-    """The id that a party tells a peer, and the folder that it has for it."""
+    """Return the id that a party tells a peer, and the folder that it has for it."""
     channel = Hears(peer)
     folder = peer_directories.agree(channel, directory, pair)
     (told,) = channel.sent
@@ -65,12 +65,12 @@ def test_every_peer_has_a_folder(tmp_path: Path) -> None:
 def test_an_id_is_of_two_certificates(tmp_path: Path) -> None:
     """Neither this party under two of its own, nor two of a peer's, are known by it as one."""
     pairs = ["", *(f"{own} {peer}" for own in ("C1", "C2") for peer in ("P1", "P2"))]
-    found = [agreed(tmp_path, pair) for pair in pairs]
+    collected = [agreed(tmp_path, pair) for pair in pairs]
     secret = peer_directories.open_directory(tmp_path)
-    assert len({own_id for own_id, _ in found} | {secret}) == len(pairs) + 1
-    assert found == [agreed(tmp_path, pair) for pair in pairs]
+    assert len({own_id for own_id, _ in collected} | {secret}) == len(pairs) + 1
+    assert collected == [agreed(tmp_path, pair) for pair in pairs]
     other = agreed(tmp_path / "other", pairs[1])
-    assert other[0] != found[1][0]
+    assert other[0] != collected[1][0]
 
 
 def test_one_id_under_two_certificates_has_two_folders(tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_what_is_used_up_leaves_room(parties: Parties) -> None:
 
 
 def limit(parties: Parties, rank: int, size: int) -> None:
-    """What this party's correlated randomness may take from now on, beside what it does."""
+    """Bound what this party's correlated randomness may take from now on, beside what it does."""
     directory = parties.directories[rank]
     assert directory is not None
     budget = stock.Budget(directory, stock.file_bytes(directory) + size)
@@ -344,7 +344,7 @@ def test_sessions_resume(tmp_path: Path) -> None:
 
     def run(name: str, directories: list[Path | None], limit: int | None = None) -> list[int]:
         ends = MemoryChannel.pair()
-        found: queue.Queue[tuple[int, int]] = queue.Queue()
+        actual: queue.Queue[tuple[int, int]] = queue.Queue()
         budgets = [] if limit is None else [stock.Budget(tmp_path / "provider", limit)]
 
         def party(rank: int) -> None:
@@ -358,7 +358,7 @@ def test_sessions_resume(tmp_path: Path) -> None:
                 profile=False,
             )
             session.preprocessing.pool._make = dealer(rank, ends[rank], made)
-            found.put((rank, session.preprocessing.available(TRIPLE)))
+            actual.put((rank, session.preprocessing.available(TRIPLE)))
             told.append(session.tell(PROVIDER, session.preprocessing.pool.room()))
             session.party.take(TRIPLE, 3)
             session.close()
@@ -368,7 +368,7 @@ def test_sessions_resume(tmp_path: Path) -> None:
             thread.start()
         for thread in running:
             thread.join(60)
-        return [count for _, count in sorted(found.get(timeout=1) for _ in RANKS)]
+        return [count for _, count in sorted(actual.get(timeout=1) for _ in RANKS)]
 
     both: list[Path | None] = [tmp_path / "client", tmp_path / "provider"]
     assert run("pool 1", both) == [0, 0]

@@ -27,28 +27,28 @@ pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 def _words_on_disk(root: Path) -> set[int]:
-    """All that could be a word of a file: eight bytes from anywhere."""
-    found: set[int] = set()
+    """Return all that could be a word of a file: eight bytes from anywhere."""
+    collected: set[int] = set()
     for path in files_of(root):
         data = path.read_bytes()
         for offset in range(8):
             part = data[offset : offset + (len(data) - offset) // 8 * 8]
-            found.update(np.frombuffer(part, "<u8").tolist())
-    return found
+            collected.update(np.frombuffer(part, "<u8").tolist())
+    return collected
 
 
 def _words_by_keys(root: Path) -> set[int]:
     """Mask words that the keys on disk give (of TRIPLE, slice by slice)."""
     from spu_llm.offline.pool import _masks_of, _next_key
 
-    found: set[int] = set()
+    collected: set[int] = set()
     for path in root.rglob("state.json"):
         key = bytes.fromhex(json.loads(path.read_bytes())["key"])
         for _ in range(pool_files.SLICES):
             for words in TRIPLE.draw(CLIENT, _masks_of(key), pool_files.slice_units(TRIPLE.chunk)):
-                found.update(words.reshape(-1).tolist())
+                collected.update(words.reshape(-1).tolist())
             key = _next_key(key)
-    return found
+    return collected
 
 
 @pytest.mark.parametrize("clean", [True, False])

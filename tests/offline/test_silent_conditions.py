@@ -44,8 +44,8 @@ def weight_in(words: np.ndarray, m: Matrix = ONE) -> int | None:
     """
     a = hint.public_inputs(m, 0, 1)[0, :8]
     rest = (words[:8] - WEIGHTS.astype(np.uint64)[:, None] * a).view(np.int64)
-    (found,) = np.nonzero((np.abs(rest.astype(float)) < 2.0**30).all(axis=1))
-    return int(WEIGHTS[found[0]]) if len(found) else None
+    (actual,) = np.nonzero((np.abs(rest.astype(float)) < 2.0**30).all(axis=1))
+    return int(WEIGHTS[actual[0]]) if len(actual) else None
 
 
 def test_p_is_nobodys_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,14 +93,14 @@ def test_every_u_and_noise_is_its_own() -> None:
 
 
 def online(two: Two, name: str, units: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """What the client sends for some inputs x of its choice, and x: words [units, 3]."""
+    """Return what the client sends for some inputs x of its choice, and x: words [units, 3]."""
     x = Prg.from_seed(units, name).words((units, 3)) >> np.uint64(40) << np.uint64(12)
     client, _ = two.take(correlation_of(3, 1, name), units, matrix(1, 3, 1))
     return x - client.masks[0], x
 
 
 def near(words: np.ndarray) -> bool:
-    """Whether words are no larger than a difference of noise."""
+    """Return whether words are no larger than a difference of noise."""
     return bool((np.abs(words.view(np.int64).astype(float)) <= 42 * 2**10).all())
 
 
@@ -110,8 +110,8 @@ def test_every_matrix_has_its_own_a(monkeypatch: pytest.MonkeyPatch) -> None:
         (sent, x), (sent_2, x_2) = online(two, "a", HALF), online(two, "b", HALF)
         return (sent - sent_2) - (x - x_2)
 
-    found = difference()
-    assert not near(found) and looks_uniform(found.view(np.uint8).reshape(-1, 8)[:, 2:])
+    actual = difference()
+    assert not near(actual) and looks_uniform(actual.view(np.uint8).reshape(-1, 8)[:, 2:])
     inputs, same = hint.public_inputs, Matrix("same", 3, 1)
     monkeypatch.setattr(hint, "public_inputs", lambda m, start, count: inputs(same, start, count))
     assert near(difference())
@@ -147,9 +147,9 @@ def test_noise_of_each_position_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     noise = ring.noise
 
     def recorded(prg: Prg, shape: tuple[int, ...]) -> np.ndarray:
-        found = noise(prg, shape)
-        drawn.append(found.copy())
-        return found
+        actual = noise(prg, shape)
+        drawn.append(actual.copy())
+        return actual
 
     two, w = Two(), matrix(2, 2, 1)
     two.set_up((correlation_of(2, 1), w))
@@ -164,7 +164,7 @@ def test_noise_of_each_position_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def inverse_mod_2(h: np.ndarray) -> np.ndarray:
-    """Of a polynomial of 0 and 1 with h(1) odd, mod 2 and X^N + 1: h^N = h(X^N) = 1."""
+    """Invert a polynomial of 0 and 1 with h(1) odd, mod 2 and X^N + 1: h^N = h(X^N) = 1."""
     product, power = h, h
     for _ in range(10):
         place = np.nonzero(power)[0] * 2 % N
@@ -190,9 +190,9 @@ def test_raw_products_stay_closed() -> None:
     o = int(np.argmax(lowest.sum(axis=1) % 2))  # one with an odd sum: half of them are
     h, share = lowest[o], client.results[0][:, o]
     parity = (np.uint64(0) - share + np.uint64(1 << 23)) >> np.uint64(24) & np.uint64(1)
-    found = times(parity.astype(float), inverse_mod_2(h)) % 2
+    actual = times(parity.astype(float), inverse_mod_2(h)) % 2
     s = np.rint(ring.inverse(two.products[CLIENT]._keys[0]))
-    assert (found == np.abs(s)).all() and 0.6 < found.mean() < 0.72
+    assert (actual == np.abs(s)).all() and 0.6 < actual.mean() < 0.72
 
 
 def test_truncated_products_are_for_the_client_alone() -> None:
@@ -216,10 +216,10 @@ def test_truncated_products_are_for_the_client_alone() -> None:
     left = ((exact + np.uint64(1 << 23)) & np.uint64(2**24 - 1)).astype(float) - 2.0**23
     # Regression on d s, d = -left: correlate.
     d = ring.transform(left)
-    found = ring.inverse((ring.transform(opened.T * 2.0**30) * d.conj()).sum(axis=0))
-    found /= (left**2).sum()
+    total = ring.inverse((ring.transform(opened.T * 2.0**30) * d.conj()).sum(axis=0))
+    total /= (left**2).sum()
     s = np.rint(ring.inverse(two.products[CLIENT]._keys[0]))
-    assert (np.clip(np.rint(found), -1, 1) == s).mean() > 0.9
+    assert (np.clip(np.rint(total), -1, 1) == s).mean() > 0.9
 
 
 @pytest.mark.parametrize("false", [True, False])
@@ -242,13 +242,13 @@ def test_a_false_key_shows_what_masks_weights(false: bool) -> None:
     of_x = np.rint(w * 321)  # the same in every row, and unknown to the client
     opened = of_x + np.rint(error / 2.0**30 + np.random.default_rng(1).random(error.shape) - 0.5)
     middle = (opened.max(axis=0) + opened.min(axis=0)) / 2
-    found = np.rint((opened - middle) / 2.0**10).T
+    actual = np.rint((opened - middle) / 2.0**10).T
     kept = two.products[PROVIDER]._uses[c.name]
     assert kept.own is not None
     u = np.rint(ring.inverse(kept.own.small(slice(0, 3))))
-    assert (found == u).all() == false and found.any() == false
+    assert (actual == u).all() == false and actual.any() == false
     masked = hint_words(name, w, kept.own)
-    bare = masked - ring.exact_product(hint.public_key_base()[None], ring.transform(found))
+    bare = masked - ring.exact_product(hint.public_key_base()[None], ring.transform(actual))
     assert [weight_in(row, name) for row in bare] == ([-1234, 77, 2000] if false else [None] * 3)
 
 
@@ -281,7 +281,7 @@ def test_hints_look_uniform() -> None:
 def test_no_other_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys, masks and hints come from keyed streams; so they repeat when those do."""
     forbid_numpys_randomness(monkeypatch)
-    found = []
+    collected = []
     for _ in range(2):
         two = Two()
         for rank, products in enumerate(two.products):
@@ -289,5 +289,5 @@ def test_no_other_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
         two.products[PROVIDER]._provider_key = bytes(32)
         batches = two.take(correlation_of(2, 2), N, matrix(4, 2, 2))
         words = [x.tobytes() for m in batches for x in (*m.masks, *m.results)]
-        found.append((words, two.wires[CLIENT].sent, two.wires[PROVIDER].sent))
-    assert found[0] == found[1]
+        collected.append((words, two.wires[CLIENT].sent, two.wires[PROVIDER].sent))
+    assert collected[0] == collected[1]

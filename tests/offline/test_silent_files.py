@@ -99,12 +99,12 @@ def test_an_open_file_is_refused(tmp_path: Path, which: str, how: str) -> None:
 
 
 def test_one_key_however_many_sessions_draw_it(tmp_path: Path) -> None:
-    found: list[bytes] = []
+    collected: list[bytes] = []
     start = threading.Barrier(8)
 
     def draw() -> None:
         start.wait()
-        found.append(store.provider_key(tmp_path))
+        collected.append(store.provider_key(tmp_path))
 
     tmp_path.chmod(0o700)
     threads = [threading.Thread(target=draw) for _ in range(8)]
@@ -112,7 +112,7 @@ def test_one_key_however_many_sessions_draw_it(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8 and len(set(found)) == 1 and len(found[0]) == 32
+    assert len(collected) == 8 and len(set(collected)) == 1 and len(collected[0]) == 32
     assert [p.name for p in tmp_path.iterdir()] == ["key"]
     assert store.provider_key(None) != store.provider_key(None)
 
@@ -181,7 +181,7 @@ def test_where_hints_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert store.default_directory("client") == tmp_path / "spu-llm" / "hints" / "client"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    found = store.default_directory("provider")
-    assert found == tmp_path / "home" / ".cache" / "spu-llm" / "hints" / "provider"
-    pool_files.open_folder(found)
-    assert found.stat().st_mode & 0o777 == 0o700
+    actual = store.default_directory("provider")
+    assert actual == tmp_path / "home" / ".cache" / "spu-llm" / "hints" / "provider"
+    pool_files.open_folder(actual)
+    assert actual.stat().st_mode & 0o777 == 0o700

@@ -28,7 +28,7 @@ KEY = 8 * N
 
 
 def bound(w: np.ndarray) -> np.ndarray:
-    """Of the errors, by column. Noise is at most 21 of 2^10; the rest has standard deviation
+    """Bound the errors, by column. Noise is at most 21 of 2^10; the rest has standard deviation
     2^27.4, so that 2^31 is twelve of them.
     """
     lengths = np.abs(words_of(w).view(np.int64)).sum(axis=0)
@@ -56,27 +56,27 @@ def test_error_is_as_predicted(length: float) -> None:
     """`silent.products`: noise times the column, what the hint leaves out, the provider's own."""
     w = matrix(1, 64, 6)
     w = np.rint(w * length * 2.0**18 / np.linalg.norm(w, axis=0))
-    found = Two().errors(correlation_of(64, 6, chunk=N), N, w).std()
+    actual = Two().errors(correlation_of(64, 6, chunk=N), N, w).std()
     noise = 3.24 * 2.0**10 * 2**18 * length
     predicted = np.sqrt(noise**2 + 2.0 ** (2 * 27.42) + 4.0**WIDE_BITS / 12)
-    assert abs(found / predicted - 1) < 0.1
+    assert abs(actual / predicted - 1) < 0.1
 
 
 def test_on_more_cores_the_same(tmp_path: Path) -> None:
     """Word for word, and what is sent: from the same streams and the same provider's key."""
-    c, w, found = correlation_of(40, 70), matrix(2, 40, 70), []
+    c, w, actual = correlation_of(40, 70), matrix(2, 40, 70), []
     Two(provider=tmp_path)  # its key
     for jobs in (1, 3):
         two = Two(provider=tmp_path, seed=5, jobs=jobs)
-        found.append(
+        actual.append(
             (
                 [x for m in two.take(c, 9, w) for x in (*m.masks, *m.results)],
                 [wire.sent for wire in two.wires],
             )
         )
-    for a, b in zip(*(words for words, _ in found), strict=True):
+    for a, b in zip(*(words for words, _ in actual), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert found[0][1] == found[1][1]
+    assert actual[0][1] == actual[1][1]
     own = hint.Secrets(bytes(32), matrix_of(c), "weights")
     one, more = (hint.make(matrix_of(c), factor_from(w), own, jobs) for jobs in (1, 3))
     np.testing.assert_array_equal(one, more)

@@ -19,7 +19,7 @@ TOP = np.uint64(1 << 63)
 
 
 def coefficient(a: np.ndarray, s: np.ndarray, n: int) -> int:
-    """Of X^n in a s modulo X^N + 1: words wrap, so this is exact."""
+    """Compute the coefficient of X^n in a s modulo X^N + 1: words wrap, so this is exact."""
     signed = np.concatenate([s[n::-1], -s[:n:-1]]).astype(np.int64).view(np.uint64)
     return int((a * signed).sum(dtype=np.uint64))
 
@@ -53,19 +53,19 @@ def small(kind: str, seed: int) -> np.ndarray:
 @given(st.sampled_from(KINDS), st.sampled_from(SMALL), st.integers(0, 10**6))
 def test_exact_product(kind: str, small_kind: str, seed: int) -> None:
     a, s = polynomial(kind, seed), small(small_kind, seed)
-    found = ring.exact_product(a[None], ring.transform(s))[0]
+    actual = ring.exact_product(a[None], ring.transform(s))[0]
     for n in (0, 1, N // 2, N - 1, seed % N):
-        assert int(found[n]) == coefficient(a, s, n)
+        assert int(actual[n]) == coefficient(a, s, n)
 
 
 def test_every_row_has_its_own_factor() -> None:
     prg = Prg.from_seed(1, "rows")
     a, s = ring.public("rows", 0, 3), ring.ternary(prg, 3)
-    found = ring.exact_product(a, ring.transform(s))
+    actual = ring.exact_product(a, ring.transform(s))
     for row in range(3):
-        assert int(found[row, 5]) == coefficient(a[row], s[row], 5)
+        assert int(actual[row, 5]) == coefficient(a[row], s[row], 5)
     same = ring.exact_product(a, ring.transform(s[0]))
-    assert (same[0] == found[0]).all() and int(same[2, 7]) == coefficient(a[2], s[0], 7)
+    assert (same[0] == actual[0]).all() and int(same[2, 7]) == coefficient(a[2], s[0], 7)
 
 
 def test_rounding_is_far_from_a_wrong_integer() -> None:
@@ -80,8 +80,8 @@ def test_fast_product_is_close() -> None:
     a, prg = ring.public("close", 0, 64), Prg.from_seed(3, "close")
     s = ring.transform(ring.ternary(prg, 64))
     for words in (a, a >> np.uint64(24) << np.uint64(24)):  # keys, hints
-        found = ring.product(ring.transform(ring.fractions(words)), s)
-        error = (found - ring.exact_product(words, s)).view(np.int64)
+        actual = ring.product(ring.transform(ring.fractions(words)), s)
+        error = (actual - ring.exact_product(words, s)).view(np.int64)
         assert np.abs(error).max() < 2**20 and error.std() < 2**17
 
 

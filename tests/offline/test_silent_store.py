@@ -49,8 +49,8 @@ def set_up(two: Two) -> list[Any]:
 
 
 def only(folder: Path, ending: str) -> Path:
-    (found,) = folder.glob(f"*{ending}")
-    return found
+    (actual,) = folder.glob(f"*{ending}")
+    return actual
 
 
 def flip(path: Path, at: int) -> None:

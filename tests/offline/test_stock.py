@@ -56,13 +56,13 @@ def test_all_files_count_whatever_they_are(parties: Parties, tmp_path: Path) -> 
 
 
 def everything(root: Path) -> dict[Path, tuple[int, int, bytes]]:
-    """All below a directory: mode, time of the last change, contents."""
-    found = {}
+    """Return all below a directory: mode, time of the last change, contents."""
+    collected = {}
     for path in (root, *root.rglob("*")):
         status = path.stat()
         data = path.read_bytes() if path.is_file() else b""
-        found[path] = (status.st_mode, status.st_mtime_ns, data)
-    return found
+        collected[path] = (status.st_mode, status.st_mtime_ns, data)
+    return collected
 
 
 def test_a_look_changes_nothing(stored: Parties) -> None:
@@ -143,7 +143,7 @@ def test_one_party_s_pool_and_that_of_both(parties: Parties, tmp_path: Path) -> 
         open_directory(pool / role)
         folder_of(parties, rank).rename(pool / role / peer)
     listed = stock.stocks(pool)
-    assert [found.folder for found in listed] == [
+    assert [actual.folder for actual in listed] == [
         pool / "client" / peers[1],
         pool / "provider" / peers[0],
     ]

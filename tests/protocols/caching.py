@@ -49,7 +49,7 @@ def plain_of(command: Command) -> np.ndarray:
 
 
 def expected(commands: Sequence[Command]) -> list[np.ndarray]:
-    """The products, by numpy."""
+    """Return the products, by numpy."""
     versions, products = [np.zeros((HEADS, CAP, D), np.int64)], []
     for command in commands:
         cache, x = versions[command.version], plain_of(command)
@@ -82,7 +82,7 @@ def _share(party: Party, command: Command, zero: bool) -> Arith:
 def run(
     commands: Sequence[Command], *, tile: int, zero: bool = False
 ) -> tuple[Outcome, list[Record]]:
-    """Both parties' results, one array per product. `zero`: all shares are zero."""
+    """Return both parties' results, one array per product. `zero`: all shares are zero."""
     records = [Record(), Record()]
 
     def two_party(party: Party, start: Value) -> list[Value]:

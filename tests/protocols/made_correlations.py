@@ -14,7 +14,7 @@ from spu_llm.runtime.simulation import Simulation
 def made(
     simulation: Simulation, correlation: Correlation, fixed: Factor | None = None
 ) -> tuple[list[Correlations], float]:
-    """One chunk at both parties, and its bytes per unit."""
+    """Return one chunk at both parties, and its bytes per unit."""
 
     def work(session: PartySession) -> tuple[Correlations, float]:
         weights = fixed if session.rank == PROVIDER else None

@@ -44,8 +44,8 @@ def exact() -> np.ndarray:
 def attended(
     simulation: Simulation, way: Any, hidden: bool, seen: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """What two parties come to over a block in the provider's clear and a shared one, and the count
-    of what left its range.
+    """Return what two parties come to over a block in the provider's clear and a shared one, and
+    the count of what left its range.
     """
     cut, bits = SIZES[0], score_bits(LARGEST, hidden)
 
@@ -69,9 +69,9 @@ def attended(
         k, v = own(PROVIDER, KEYS[:, :cut]), own(PROVIDER, VALUES[:, :cut])
         return session.get(session.call(function, query, keys, values, k, v, own(CLIENT, seen)))
 
-    found, nothing = simulation.run(program)
+    outcomes, nothing = simulation.run(program)
     assert nothing is None
-    return found[:-1].reshape(QUERY.shape), int(found[-1])
+    return outcomes[:-1].reshape(QUERY.shape), int(outcomes[-1])
 
 
 WAYS = pytest.mark.parametrize("way", [with_one_maximum, with_own_maxima])
@@ -83,8 +83,8 @@ def test_both_ways_are_attention_over_all_blocks(
     simulation: Simulation, way: Any, hidden: bool
 ) -> None:
     """Rows that see nothing of one of the blocks among them."""
-    found, outside = attended(simulation, way, hidden, VISIBLE)
-    np.testing.assert_allclose(found, exact(), atol=0.02)
+    actual, outside = attended(simulation, way, hidden, VISIBLE)
+    np.testing.assert_allclose(actual, exact(), atol=0.02)
     assert not outside
 
 
@@ -128,9 +128,9 @@ def test_each_party_hides_columns_of_its_own(simulation: Simulation, way: Any) -
         last = own(CLIENT, seen[..., cut:])
         return session.get(session.call(function, query, keys, values, k, v, empty, last))
 
-    found, _ = simulation.run(program)
+    outcomes, _ = simulation.run(program)
     scores = np.where(seen, np.einsum("hnd,htd->hnt", QUERY, KEYS, dtype=np.float64), -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     wanted = np.einsum("hnt,htd->hnd", weights / weights.sum(axis=-1, keepdims=True), VALUES)
-    np.testing.assert_allclose(found[:-1].reshape(QUERY.shape), wanted, atol=0.02)
-    assert not found[-1]
+    np.testing.assert_allclose(outcomes[:-1].reshape(QUERY.shape), wanted, atol=0.02)
+    assert not outcomes[-1]

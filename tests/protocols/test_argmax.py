@@ -31,5 +31,5 @@ def test_argmax_of_any_row(data: Any, n: int, bits: int) -> None:
     rows = data.draw(st.lists(st.lists(number, min_size=n, max_size=n), min_size=1, max_size=3))
     x = np.array(rows, np.int64) + base
     outcome = run_op(argmax, Case((x,), ("arith",), {"bits": bits}))
-    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
-    np.testing.assert_array_equal(found, x.argmax(axis=-1))
+    words = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    np.testing.assert_array_equal(words, x.argmax(axis=-1))

@@ -31,7 +31,9 @@ ONE = 1 << Widths.draft
 def ask_post(
     simulation: Simulation, weights: np.ndarray, drafts: list[int], q: int, r: list[int]
 ) -> Seen:
-    """A step of `post` with drafts of claimed probability q / 2^16, at r' that the client chose."""
+    """Return a step of `post` with drafts of claimed probability q / 2^16, at r' that the client
+    chose.
+    """
     of_client = ClientInput(*(np.array(x, np.int32) for x in (drafts, [q] * len(drafts), r)))
     return two_parties(simulation, "post", weights * UNIT, of_client, None)[0]
 
@@ -45,8 +47,8 @@ def ask_token(
     rng: np.random.Generator,
     name: str = "token",
 ) -> list[Seen]:
-    """The same of `token`, with r' as the client's part of the randomness; the provider's is its
-    own. A rejected draft takes the mass q of its distribution.
+    """Return the same of `token`, with r' as the client's part of the randomness; the provider's is
+    its own. A rejected draft takes the mass q of its distribution.
     """
     count = len(drafts)
     distributions = np.zeros((count + 1, weights.shape[1]), np.int32)
@@ -64,7 +66,9 @@ def ask_token(
 def ask_with_distribution(
     simulation: Simulation, weights: np.ndarray, draft: int, distribution: np.ndarray, rng: Any
 ) -> tuple[int, int]:
-    """(k, token) of `token` with one draft and a claimed distribution in multiples of 2^-16."""
+    """Return (k, token) of `token` with one draft and a claimed distribution in multiples of
+    2^-16.
+    """
     words = rng.integers(0, 2**31, (2, 3)).astype(np.int32)
     of_client, of_provider = (token.Randomness(w[:1], w[1:]) for w in words)
     distributions = np.stack([distribution, np.zeros_like(distribution)]).astype(np.int32)
@@ -85,7 +89,9 @@ SURE = row_of([0.0, 1.0, *[0.0] * (VOCAB - 2)])  # token 1 and no other
 
 
 def off_path(simulation: Simulation, ask: Any, *rest: Any) -> list[Any]:
-    """What the client sees of two models that differ only after a rejected draft (0 of SURE)."""
+    """Return what the client sees of two models that differ only after a rejected draft (0 of
+    SURE).
+    """
     seen = []
     for after in (SURE, row_of([1.0, *[0.0] * (VOCAB - 1)])):
         weights = np.stack([SURE, after, FLAT])
@@ -123,12 +129,12 @@ def test_span_of_the_head_from_opened_rows(simulation: Simulation) -> None:
         logits = rng.normal(0, 1, hidden) @ head
         weights = row_of(list(np.exp(logits)))[None]
         rows.append(np.log(ask_post(simulation, weights, [], 0, []).outcome.row))
-        found = int(ask_token(simulation, weights, [], 0, [], rng)[0].outcome.token)
-        tokens.append(np.eye(VOCAB)[found])
+        actual = int(ask_token(simulation, weights, [], 0, [], rng)[0].outcome.token)
+        tokens.append(np.eye(VOCAB)[actual])
     span = np.linalg.svd(np.vstack([head, np.ones(VOCAB)]))[2][: hidden + 1]
 
     def outside(observed: list[np.ndarray]) -> float:
-        """How far the main directions of what was observed lie outside the head's span."""
+        """Return how far the main directions of what was observed lie outside the head's span."""
         main = np.linalg.svd(np.array(observed))[2][: hidden + 1]
         return float(np.linalg.norm(main - main @ span.T @ span))
 
@@ -177,7 +183,7 @@ SECRET = 0.3172
 
 
 def bisect(decide: Any) -> float:
-    """p(0) by binary search over r, at q = 1: rejected says r >= p."""
+    """Return p(0) by binary search over r, at q = 1: rejected says r >= p."""
     low, high = 0, 2**WIDTHS.accept
     while high - low > 1:
         middle = (low + high) // 2
@@ -190,8 +196,8 @@ def test_binary_search_on_a_probability(simulation: Simulation) -> None:
     With joint randomness a bit is a coin of probability min(1, p / q), whatever the client brings.
     """
     weights = np.stack([row_of([SECRET, 0.5, 0.1, 0.0828, 0.0, 0.0]), FLAT])
-    found = bisect(lambda r: ask_post(simulation, weights, [0], ONE, [r]).outcome.rejected[0])
-    assert abs(found - SECRET) < 1e-4
+    actual = bisect(lambda r: ask_post(simulation, weights, [0], ONE, [r]).outcome.rejected[0])
+    assert abs(actual - SECRET) < 1e-4
     rng = np.random.default_rng(4)
 
     def rejected(r: int) -> bool:
@@ -233,7 +239,9 @@ def test_false_distributions_ask_and_force(simulation: Simulation) -> None:
     weights = np.stack([row_of([SECRET, 0.5, 0.1, 0.0828, 0.0, 0.0]), FLAT])
 
     def at_most(threshold: int) -> bool:
-        """p(0) <= threshold / 2^16: draft token 5, which is never accepted, and let 0 alone in."""
+        """Return p(0) <= threshold / 2^16: draft token 5, which is never accepted, and let 0 alone
+        in.
+        """
         distribution = np.full(VOCAB, ONE)
         distribution[0] = threshold
         k, x = ask_with_distribution(simulation, weights, 5, distribution, rng)

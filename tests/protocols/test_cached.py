@@ -128,8 +128,8 @@ def programs(draw: Any) -> list[Command]:
 def test_any_sequence_of_calls(commands: list[Command], tile: int) -> None:
     """Results as numpy's, prices exact, both parties allocate the same; no mask is used twice."""
     outcome, records = caching.run(commands, tile=tile)
-    for found, wanted in zip(caching.results(outcome), caching.expected(commands), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for actual, wanted in zip(caching.results(outcome), caching.expected(commands), strict=True):
+        np.testing.assert_array_equal(actual, wanted)
     assert records[0].cost == records[1].cost
     client, provider = outcome.traffic
     cost = records[CLIENT].cost
@@ -140,8 +140,8 @@ def test_any_sequence_of_calls(commands: list[Command], tile: int) -> None:
 
 
 def repeated(commands: Sequence[Command], tile: int) -> int:
-    """How many words the client sends twice when all it has to hide are zeros: then what it sends
-    is its masks.
+    """Return how many words the client sends twice when all it has to hide are zeros: then what it
+    sends is its masks.
     """
     outcome, _ = caching.run(commands, tile=tile, zero=True)
     sent = [data.view(np.uint64) for data in outcome.views[CLIENT].outgoing]
@@ -181,7 +181,7 @@ def test_a_slot_kept_shows_as_a_mask_used_twice(monkeypatch: pytest.MonkeyPatch)
 def _write_and_overwrite(
     party: Party, x: Value, first: Value, second: Value, append: ProtocolOp = append
 ) -> Arith:
-    """A row is written and used, overwritten and used again."""
+    """Return a row is written and used, overwritten and used again."""
     here = Public(np.array(0))
     empty = Public(np.zeros((x.shape[0], 1, x.shape[2]), np.int64))
     (cache,) = append.run(party, [empty, first, here], {})
@@ -255,7 +255,7 @@ def _party(rank: int = CLIENT, seed: int = 0) -> SimulatedParty:
 
 
 def _used(party: Party) -> Cached:
-    """A cache whose rows are open."""
+    """Return a cache whose rows are open."""
     (cache,) = append.run(party, [Public(np.zeros_like(CACHE)), ROWS, Public(np.array(0))], {})
     times_rows.run(party, [QUERY, cache], EIGHT)
     assert isinstance(cache, Cached)
@@ -345,8 +345,8 @@ def test_fixed_point() -> None:
             case = Case((left, cache), ("provider", "client"), {"tile": 4, "shift": shift})
             outcome = run_op(op, case)
             words = reconstruct_words([o[0] for o in outcome.outputs])
-            found = words.view(np.int64) / 2.0**18 / scale
-            assert np.max(np.abs(found - wanted)) < 1e-4
+            actual = words.view(np.int64) / 2.0**18 / scale
+            assert np.max(np.abs(actual - wanted)) < 1e-4
 
 
 # ---- with SPU
@@ -368,8 +368,8 @@ def owned(session: PartySession, owner: int, x: np.ndarray) -> Any:
 def test_a_program_keeps_its_cache_from_call_to_call(simulation: Simulation) -> None:
     def step(cache: Any, rows: Any, x: Any, at: Any) -> Any:
         cache = append(cache, rows, at)
-        found = times_columns(times_rows(x, cache, tile=8), cache, tile=8)
-        return cache, reveal(found, to=Owner.CLIENT, label="test")
+        outcomes = times_columns(times_rows(x, cache, tile=8), cache, tile=8)
+        return cache, reveal(outcomes, to=Owner.CLIENT, label="test")
 
     owners = (Owner.JOINT, Owner.CLIENT, Owner.PROVIDER, Owner.PUBLIC)
     first = SecureFunction(step, (Owner.PUBLIC, *owners[1:]), "first step")
@@ -380,7 +380,7 @@ def test_a_program_keeps_its_cache_from_call_to_call(simulation: Simulation) -> 
 
     def work(session: PartySession) -> list[Any]:
         cache: Any = Public(np.zeros((2, 4, 2), np.float32))
-        found = []
+        outcomes = []
         for i, at in enumerate(places):
             given = owned(session, CLIENT, rows[i]), owned(session, PROVIDER, xs[i])
             function, args = then if i else first, (cache, *given, Public(np.array(at)))
@@ -391,15 +391,15 @@ def test_a_program_keeps_its_cache_from_call_to_call(simulation: Simulation) -> 
             assert [(e.name, e.traffic.bytes) for e in ops] == [
                 (c.op, c.cost.client_to_provider + c.cost.provider_to_client) for c in demand.calls
             ]
-            found.append(session.get(out))
-        return found
+            outcomes.append(session.get(out))
+        return outcomes
 
-    found, _ = simulation.run(work)
+    outcomes, _ = simulation.run(work)
     cache = np.zeros((2, 4, 2))
     for i, at in enumerate(places):
         cache[:, at] = rows[i, :, 0]
         wanted = xs[i] @ cache.swapaxes(1, 2) @ cache
-        np.testing.assert_allclose(found[i], wanted, atol=1e-3)
+        np.testing.assert_allclose(outcomes[i], wanted, atol=1e-3)
 
 
 def test_an_allocation_is_no_part_of_a_value_printed() -> None:
@@ -414,8 +414,8 @@ def test_a_longer_cache_stays_open_for_products_side_by_side(simulation: Simulat
     """
 
     def products(cache: Any, x: Any, factors: Sequence[int]) -> Any:
-        found = [times_rows(k * x, cache, tile=2, shift=0) for k in factors]
-        return reveal(jnp.concatenate(found), to=Owner.CLIENT, label="test")
+        outcomes = [times_rows(k * x, cache, tile=2, shift=0) for k in factors]
+        return reveal(jnp.concatenate(outcomes), to=Owner.CLIENT, label="test")
 
     def first_step(cache: Any, rows: Any, x: Any) -> Any:
         cache = append(cache, rows, 0)
@@ -438,11 +438,11 @@ def test_a_longer_cache_stays_open_for_products_side_by_side(simulation: Simulat
         after, _ = session.demand(one, cache, peers)
         return before, after, session.get(session.call(three, cache, peers))
 
-    (before, after, found), _ = simulation.run(work)
+    (before, after, outcomes), _ = simulation.run(work)
     for demand in (before, after):
         (call,) = (c for c in demand.calls if c.op == "times_rows")
         assert call.cost.client_to_provider == 2 * 2 * 8  # the query, of two words a head
         assert demand.correlations == {}
     product = np.array([[[19, 0, 0]], [[-18, 0, 0]]])
     wanted = np.concatenate([k * product for k in (1, 2, 3)])
-    np.testing.assert_allclose(found / 2.0**18, wanted, atol=2**-16)
+    np.testing.assert_allclose(outcomes / 2.0**18, wanted, atol=2**-16)

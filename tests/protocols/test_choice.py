@@ -31,7 +31,7 @@ WIDTH = 6
 
 
 def _secret_references(choice: Choice) -> SecureFunction:
-    """phi_i as the sum of what both parties have; the rest as variant (ii) has it."""
+    """Return phi_i as the sum of what both parties have; the rest as variant (ii) has it."""
 
     def work(a: Any, b: Any, live: Any, public: Any, base: Any, noise: Any) -> Any:
         place = choose(a + b, live, public, base, noise, choice)
@@ -51,7 +51,7 @@ BOTH = SecureFunction(
 
 
 def example(m: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """phi_pub [m], phi_i [3, m], live [3] and noise of a client, of exact units."""
+    """Return phi_pub [m], phi_i [3, m], live [3] and noise of a client, of exact units."""
     public = np.round(RNG.normal(0, 2, m) / UNIT) * UNIT
     private = public + np.round(RNG.normal(0, 1, (3, m)) / UNIT) * UNIT
     noise = CHOICE.draw_noise(Prg.from_os(), WIDTH)
@@ -113,12 +113,12 @@ def test_two_parties_choose_as_plaintext_does(simulation: Simulation) -> None:
 
 def both_programs(given: list[tuple[np.ndarray, ...]], base: np.ndarray) -> Any:
     def program(session: Any) -> Any:
-        found = []
+        collected = []
         for of_client, of_provider in given:
             a = session.private(CLIENT, lambda x=of_client: x, (WIDTH,), np.int32)
             b = session.private(PROVIDER, lambda x=of_provider: x, (WIDTH,), np.int32)
-            found.append(int(session.get(session.call(BOTH, a, b, as_public(base)))))
-        return found
+            collected.append(int(session.get(session.call(BOTH, a, b, as_public(base)))))
+        return collected
 
     return program
 
@@ -153,8 +153,8 @@ def draws(count: int, given: tuple[np.ndarray, ...], parties: int, scale: float 
     wide = np.zeros((3, WIDTH))
     wide[:, : len(public)] = private
     fixed = own_scores(wide, live, units, zero, CHOICE) + base
-    found = np.argmax(fixed + np.rint(scale * noise), axis=1)
-    return np.bincount(found, minlength=WIDTH)
+    actual = np.argmax(fixed + np.rint(scale * noise), axis=1)
+    return np.bincount(actual, minlength=WIDTH)
 
 
 def test_the_distribution_of_a_token() -> None:
@@ -205,7 +205,9 @@ def test_no_private_number_leaves_the_range() -> None:
 
 
 def taken(function: SecureFunction, *shapes: Any) -> tuple[Demand, float]:
-    """What a call takes online, and bytes of making ahead what it takes, by the cost model."""
+    """Return what a call takes online, and bytes of making ahead what it takes, by the cost
+    model.
+    """
     party = dry_parties()[CLIENT]
     party.call(function, *shapes)
     demand, prices = party.demand(), Prices.load()
@@ -214,7 +216,7 @@ def taken(function: SecureFunction, *shapes: Any) -> tuple[Demand, float]:
 
 
 def comparisons(choice: Choice, m: int) -> int:
-    """Of the tournament."""
+    """Count the comparisons of the tournament."""
     total = 0
     for fan_in in fan_ins(1, m, choice.span_bits, LEAST_BITS, 2, _WIDEST):
         m = -(-m // fan_in)

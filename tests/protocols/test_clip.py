@@ -37,8 +37,8 @@ class TestClip(ComposedContract):
 def test_any_form(form: str, whose: str) -> None:
     d, live = np.array([[-9, 3, 5], [9, -3, 1]]), np.array([True, False])
     outcome = run_op(clip, Case((d, live), (form, whose), {"bound": K}))
-    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
-    np.testing.assert_array_equal(found, [[-5, 3, 5], [0, 0, 0]])
+    words = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    np.testing.assert_array_equal(words, [[-5, 3, 5], [0, 0, 0]])
     cost = clip.cost(*outcome.inputs[CLIENT], bound=K)
     sent = [cost.client_to_provider, cost.provider_to_client]
     assert [t.sent_bytes for t in outcome.traffic] == sent and outcome.rounds == cost.rounds
@@ -63,12 +63,12 @@ def test_no_word_whatever_contributes_more(words: list[int], form: str, data: An
     """
     d = np.array(words)[:, None]
     live = np.array(data.draw(st.lists(st.booleans(), min_size=len(d), max_size=len(d))))
-    found = clipped(d, live, K, form)
-    assert np.abs(found).max() <= K
-    assert not found[~live].any()
+    actual = clipped(d, live, K, form)
+    assert np.abs(actual).max() <= K
+    assert not actual[~live].any()
     half = 2 ** (32 if form == "arith33" else 63) - K
     held = (np.abs(d.astype(object)) < half)[:, 0] & live
-    np.testing.assert_array_equal(found[held], np.clip(d, -K, K)[held])
+    np.testing.assert_array_equal(actual[held], np.clip(d, -K, K)[held])
 
 
 def test_a_row_depends_on_itself_alone() -> None:

@@ -64,9 +64,9 @@ class TestSignOfPrivate(OpContract):
 def test_sign_is_a_bit_of_any_ring_value(values: list[int], bits: int) -> None:
     x = np.array(values, np.int64)
     outcome = run_op(sign, Case((x,), ("arith",), {"bits": bits}))
-    found = reconstruct_words([o[0] for o in outcome.outputs])
+    words = reconstruct_words([o[0] for o in outcome.outputs])
     expected = (x.view(np.uint64) >> np.uint64(bits - 1)) & np.uint64(1)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(words, expected)
 
 
 @given(st.data(), st.sampled_from([12, 16, 24, 32, 63]))
@@ -106,8 +106,8 @@ def test_gates_mean_what_they_say(root: bool) -> None:
         for b in range(4):
             n = 3 - a
             bits = (n & 1, n >> 1, int(n == 3), b & 1, b >> 1, int(b == 3))
-            found = [value(p, bits) for p in leaf(root).outputs]
-            assert found == [a < b, a == b][: len(found)]
+            collected = [value(p, bits) for p in leaf(root).outputs]
+            assert collected == [a < b, a == b][: len(collected)]
     for fan_in in (2, 3, 4):
         gate = node(fan_in, root)
         for word in range(3**fan_in):
@@ -117,8 +117,8 @@ def test_gates_mean_what_they_say(root: bool) -> None:
             inputs = tuple(less + equal[1 if root else 0 :])
             decided = [d for d in reversed(digits) if d != 1]
             expected = [bool(decided) and decided[0] == 2, not decided]
-            found = [value(p, inputs) for p in gate.outputs]
-            assert found == expected[: len(found)]
+            collected = [value(p, inputs) for p in gate.outputs]
+            assert collected == expected[: len(collected)]
 
 
 def test_sums_of_mask_products_are_what_polynomials_need() -> None:
@@ -128,11 +128,11 @@ def test_sums_of_mask_products_are_what_polynomials_need() -> None:
         correlation = gates.correlation(gate)
         masks = [correlation.draw(r, Prg.from_os(), 5) for r in (CLIENT, PROVIDER)]
         plain = [a ^ b for a, b in zip(*masks, strict=True)]
-        (found,) = plain_results(correlation, plain)
+        (actual,) = plain_results(correlation, plain)
         columns = np.concatenate(plain, axis=1)
         for i, total in enumerate(gate.sums):
             products = [np.bitwise_and.reduce(columns[:, sorted(s)], axis=1) for s in total]
-            np.testing.assert_array_equal(found[:, i], np.bitwise_xor.reduce(products))
+            np.testing.assert_array_equal(actual[:, i], np.bitwise_xor.reduce(products))
             alone = ({Owner.CLIENT}, {Owner.PROVIDER})
             assert any(len(s) > 1 and {gate.holder(j) for j in s} not in alone for s in total)
 
@@ -165,7 +165,7 @@ def test_shares_of_a_gate(gate: gates.Gate) -> None:
     masks = [correlation.draw(r, Prg.from_os(), words) for r in (CLIENT, PROVIDER)]
     dealt = deal(correlation, masks, Prg.from_os())
     opened = plain ^ np.concatenate([a ^ b for a, b in zip(*masks, strict=True)], axis=1).T
-    found = [
+    collected = [
         gates._combine(
             gate, r, opened[None], np.concatenate(masks[r], axis=1).T[None], dealt[r][0].T[None]
         )
@@ -174,7 +174,7 @@ def test_shares_of_a_gate(gate: gates.Gate) -> None:
     for i, output in enumerate(gate.outputs):
         products = [np.bitwise_and.reduce(plain[sorted(s)], axis=0) for s in output if s]
         wanted = np.bitwise_xor.reduce(products) ^ (~np.uint64(0) if frozenset() in output else 0)
-        np.testing.assert_array_equal(found[CLIENT][0, i] ^ found[PROVIDER][0, i], wanted)
+        np.testing.assert_array_equal(collected[CLIENT][0, i] ^ collected[PROVIDER][0, i], wanted)
 
 
 @dataclass
@@ -250,16 +250,16 @@ def test_more_values_never_take_fewer_rounds(bits: int) -> None:
 def _trees(digits: int) -> list[tuple[compare.Level, ...]]:
     if digits == 1:
         return [()]
-    found: list[tuple[compare.Level, ...]] = []
+    collected: list[tuple[compare.Level, ...]] = []
     for fan_in in (2, 3, 4):
         nodes = digits // fan_in + (digits % fan_in > 1)
         left = nodes + (digits % fan_in == 1)
-        found += [((fan_in, nodes), *then) for then in _trees(left)]
-    return found
+        collected += [((fan_in, nodes), *then) for then in _trees(left)]
+    return collected
 
 
 def _priced(tree: tuple[compare.Level, ...], rows: int) -> int:
-    """In nanoseconds."""
+    """Return the price in nanoseconds."""
     total = 0
     for i, (fan_in, nodes) in enumerate(tree):
         gate = node(fan_in, i == len(tree) - 1)

@@ -46,8 +46,8 @@ def test_any_value_of_any_width(values: list[int], bits: int) -> None:
     if bits < 64:
         x &= 2**bits - 1
     outcome = run_op(to_arith, Case((x,), (f"bool{bits}",)))
-    found = reconstruct_words([o[0] for o in outcome.outputs])
-    np.testing.assert_array_equal(found.view(np.int64), x)
+    words = reconstruct_words([o[0] for o in outcome.outputs])
+    np.testing.assert_array_equal(words.view(np.int64), x)
 
 
 def test_one_prepared_bit_serves_both_uses_exactly() -> None:

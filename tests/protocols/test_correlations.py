@@ -50,8 +50,8 @@ def test_spu_makes_what_is_declared(simulation: Simulation, correlation: Correla
 def test_rows_are_made_up_to_noise(simulation: Simulation, correlation: Correlation) -> None:
     both, _ = made(simulation, correlation)
     masks = [a + b for a, b in zip(both[0].masks, both[1].masks, strict=True)]
-    (wanted,), found = evaluate(correlation, masks), both[0].results[0] + both[1].results[0]
-    assert np.abs((found - wanted).view(np.int64)).max() < 2**15, "2^18 is one unit"
+    (wanted,), actual = evaluate(correlation, masks), both[0].results[0] + both[1].results[0]
+    assert np.abs((actual - wanted).view(np.int64)).max() < 2**15, "2^18 is one unit"
 
 
 def test_masked_product_with_a_private_matrix(simulation: Simulation) -> None:
@@ -103,10 +103,10 @@ def test_a_program_uses_ops_between_segments(simulation: Simulation) -> None:
         peers = session.private(PROVIDER, lambda: y, y.shape, y.dtype)
         return session.get(session.call(function, own, peers))
 
-    found, nothing = simulation.run(work)
+    outcomes, nothing = simulation.run(work)
     assert nothing is None
-    np.testing.assert_array_equal(found, (x < y) * 5 + x)
-    np.testing.assert_array_equal(jax.jit(program)(x, y), found)
+    np.testing.assert_array_equal(outcomes, (x < y) * 5 + x)
+    np.testing.assert_array_equal(jax.jit(program)(x, y), outcomes)
 
 
 def test_a_square_pair_costs_one_cross_term(simulation: Simulation) -> None:

@@ -41,7 +41,7 @@ EDGES = np.array([0, -1, -2, 2 - EDGE, 1 - EDGE, -EDGE, -EDGE - 1, 1 - 2 ** (BIT
 
 
 def _case(x: np.ndarray, form: str, bits: int) -> Case:
-    """With x itself for the comparison."""
+    """Return a case with x itself for the comparison."""
     return Case((x, x), (form, form), {"bits": bits})
 
 
@@ -59,7 +59,7 @@ class TestExponential(OpContract):
         super().test_broken_twins_are_caught()
 
     def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
-        """The factors that the peer masks, whichever party it is."""
+        """Return the factors that the peer masks, whichever party it is."""
         share, _ = peer
         assert isinstance(share, Arith)
         n = np.uint64(0) - share.words
@@ -71,14 +71,14 @@ class TestExponential(OpContract):
 
 
 def expected(x: np.ndarray) -> np.ndarray:
-    """In units of 2^-18."""
+    """Return the expected result in units of 2^-18."""
     return np.where(x <= -EDGE, 0.0, np.exp(x / UNIT)) * UNIT
 
 
 def assert_close(words: np.ndarray, x: np.ndarray) -> None:
-    """Of scaled results: the factors' rounding is all that is wrong, and zeros are exact."""
-    found = words.view(np.int64) * 2.0 ** (FRAC_BITS - SCALE_BITS)
-    assert np.max(np.abs(found - expected(x)), initial=0.0) < 0.52
+    """Check scaled results: the factors' rounding is all that is wrong, and zeros are exact."""
+    actual = words.view(np.int64) * 2.0 ** (FRAC_BITS - SCALE_BITS)
+    assert np.max(np.abs(actual - expected(x)), initial=0.0) < 0.52
     assert not words[x <= -EDGE].any()
     assert np.all(np.abs(words.view(np.int64)) < 2**62)  # what the truncation needs
 
@@ -104,7 +104,7 @@ def test_any_words(values: list[int]) -> None:
 
 
 def _modelled(x: Sequence[np.ndarray], top: Sequence[np.ndarray], bits: int, **static: Any) -> Any:
-    """The op's exact result for these shares of x and of what is compared."""
+    """Return the op's exact result for these shares of x and of what is compared."""
     inputs = [
         [Arith(words, np.dtype(np.int64), 0) for words in pair] for pair in zip(x, top, strict=True)
     ]
@@ -184,7 +184,7 @@ def test_one_mask_for_both_factors_is_noticed() -> None:
 
 
 def _as_shared(function: Any, name: str, x: np.ndarray) -> Any:
-    """A program of `function` on x [rows, n], of which each party brings a half."""
+    """Return a program of `function` on x [rows, n], of which each party brings a half."""
     secure = SecureFunction(
         lambda a, b: reveal(function(a + b), to=Owner.CLIENT, label=name),
         (Owner.CLIENT, Owner.PROVIDER),
@@ -201,11 +201,11 @@ def _as_shared(function: Any, name: str, x: np.ndarray) -> Any:
 def test_two_parties_exponentiate(simulation: Simulation) -> None:
     """Within two units after the truncation; zeros stay exact."""
     x = np.tile(EDGES / UNIT, (64, 1)).astype(np.float32)
-    found, nothing = simulation.run(_as_shared(exponential, "exponential", x))
+    outcomes, nothing = simulation.run(_as_shared(exponential, "exponential", x))
     assert nothing is None
     words = np.round(x.astype(np.float64) * UNIT)
-    assert np.max(np.abs(found * float(UNIT) - expected(words))) <= 2
-    assert not found[words <= -EDGE].any()
+    assert np.max(np.abs(outcomes * float(UNIT) - expected(words))) <= 2
+    assert not outcomes[words <= -EDGE].any()
 
 
 @pytest.mark.parametrize(
@@ -216,10 +216,10 @@ def test_softmax_is_close_at_full_vocabulary(
 ) -> None:
     """Total variation from the exact softmax at V = 4096, normalised by the row's own sum."""
     logits = np.random.default_rng(2).normal(0, 3, (1, 4096)).astype(np.float32)
-    found, _ = simulation.run(_as_shared(function, "softmax weights", logits))
-    assert least - 2 / UNIT <= np.max(found) <= 1.0 + 2 / UNIT
+    scores, _ = simulation.run(_as_shared(function, "softmax weights", logits))
+    assert least - 2 / UNIT <= np.max(scores) <= 1.0 + 2 / UNIT
     p = np.exp(logits.astype(np.float64))
-    variation = np.abs(found / found.sum(dtype=np.float64) - p / p.sum()).sum() / 2
+    variation = np.abs(scores / scores.sum(dtype=np.float64) - p / p.sum()).sum() / 2
     assert variation < 0.003
     # In plaintext the same function is the softmax but for what lies beyond its reach.
     plain = np.asarray(function(logits), np.float64)

@@ -46,8 +46,8 @@ class TestRequire(OpContract):
 def test_every_word_is_told_from_zero(values: list[int]) -> None:
     x = np.array([*values, 0, 1, -1, -(2**63)])
     outcome = run_op(nonzero, Case((x,), ("arith",)))
-    found = reconstruct_words([o[0] for o in outcome.outputs])
-    np.testing.assert_array_equal(found != 0, x != 0)
+    words = reconstruct_words([o[0] for o in outcome.outputs])
+    np.testing.assert_array_equal(words != 0, x != 0)
     assert (outcome.rounds, sum(t.sent_messages for t in outcome.traffic)) == (3, 6)
 
 
@@ -57,8 +57,8 @@ BIT = [("client", WHETHER, 1, 1), ("provider", WHETHER, 1, 1)]
 
 
 def _session(*counts: int) -> Any:
-    """Of counts by site, each the sum of a number of each party: a party's result or error, and
-    what was opened: to whom, as what, how many elements of how many bits.
+    """Check counts by site, each the sum of a number of each party: return a party's result or
+    error, and what was opened: to whom, as what, how many elements of how many bits.
     """
 
     def checked(a: Any, b: Any) -> Any:
@@ -73,28 +73,28 @@ def _session(*counts: int) -> Any:
         peers = session.private(
             PROVIDER, lambda: np.array(counts, np.int64).astype(np.int32) - 7, shape, np.int32
         )
-        before, found = len(session.ledger.openings), None
+        before, actual = len(session.ledger.openings), None
         try:
-            found = session.get(session.call(function, own, peers))
+            actual = session.get(session.call(function, own, peers))
         except RangeError as error:
-            found = error
+            actual = error
         opened = session.ledger.openings[before:]
-        return found, [(o.learner, o.label, o.count, o.bits) for o in opened]
+        return actual, [(o.learner, o.label, o.count, o.bits) for o in opened]
 
     return program
 
 
 def test_a_count_of_zero_lets_results_pass(simulation: Simulation) -> None:
-    (found, opened), (nothing, alike) = simulation.run(_session(0, 0))
-    assert int(found) == 0 and nothing is None
+    (outcomes, opened), (nothing, alike) = simulation.run(_session(0, 0))
+    assert int(outcomes) == 0 and nothing is None
     assert opened == alike == [*BIT, ("client", "result", 1, 64)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 2**20, 2**31 - 1])
 def test_any_other_count_ends_both_before_an_opening(simulation: Simulation, count: int) -> None:
     """But a bit a site, to the client."""
-    for found, opened in simulation.run(_session(0, count)):
-        assert isinstance(found, RangeError) and "left the ranges" in str(found)
+    for outcomes, opened in simulation.run(_session(0, count)):
+        assert isinstance(outcomes, RangeError) and "left the ranges" in str(outcomes)
         assert opened == [*BIT, ("client", WHERE, 2, 1)]
 
 

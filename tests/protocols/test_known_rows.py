@@ -108,7 +108,7 @@ def plain_of(products: Products) -> list[np.ndarray]:
 
 
 def run(products: Products, tile: int, zero: bool = False) -> tuple[Outcome, list[Cost]]:
-    """Both parties' results, and what each has said that they cost. `zero`: all is zero."""
+    """Return both parties' results, and what each has said that they cost. `zero`: all is zero."""
     costs = [Cost(), Cost()]
 
     def share(rank: int, i: int, plain: np.ndarray) -> Arith:
@@ -167,8 +167,8 @@ def test_any_sequence_of_calls(products: Products, tile: int) -> None:
 
 
 def repeated(products: Products, tile: int, rank: int) -> int:
-    """How many words a party sends twice when all it has to hide are zeros: then what it sends is
-    its masks.
+    """Return how many words a party sends twice when all it has to hide are zeros: then what it
+    sends is its masks.
     """
     outcome, _ = run(products, tile, zero=True)
     sent = [data.view(np.uint64) for data in outcome.views[rank].outgoing]
@@ -180,7 +180,9 @@ def repeated(products: Products, tile: int, rank: int) -> int:
 
 
 def _three_queries(party: Party, x: Value, rows: Value, goes_back: bool = False) -> Arith:
-    """Of one unit. `goes_back`, which is broken: the third one by the mask row of the second."""
+    """Send three queries of one unit. `goes_back`, which is broken: the third one goes by the mask
+    row of the second.
+    """
     (known,) = known_rows.run(party, [rows], {})
     assert isinstance(known, KnownRows)
     for _ in range(2):
@@ -380,8 +382,8 @@ def test_a_program_keeps_its_rows_from_call_to_call(simulation: Simulation) -> N
     prepare = SecureFunction(lambda rows: known_rows(2 * rows), (Owner.PROVIDER,), "rows")
 
     def step(rows: Any, x: Any) -> Any:
-        found = times_columns(times_rows(x, rows, tile=3), rows, tile=3)
-        return rows, reveal(found, to=Owner.CLIENT, label="test")
+        outcomes = times_columns(times_rows(x, rows, tile=3), rows, tile=3)
+        return rows, reveal(outcomes, to=Owner.CLIENT, label="test")
 
     function = SecureFunction(step, (Owner.PROVIDER, Owner.CLIENT), "step")
     rng = np.random.default_rng(0)
@@ -391,7 +393,7 @@ def test_a_program_keeps_its_rows_from_call_to_call(simulation: Simulation) -> N
     def work(session: PartySession) -> Any:
         own = session.private(PROVIDER, np.array, rows.shape, rows.dtype, rows)
         known = session.call(prepare, own)
-        found, opened = [], []
+        outcomes, opened = [], []
         for x in xs:
             args = known, session.private(CLIENT, np.array, x.shape, x.dtype, x)
             demand, _ = session.demand(function, *args)
@@ -402,11 +404,11 @@ def test_a_program_keeps_its_rows_from_call_to_call(simulation: Simulation) -> N
                 (c.op, c.cost.client_to_provider + c.cost.provider_to_client) for c in demand.calls
             ]
             opened.append([c.cost.provider_to_client for c in demand.calls if c.op == "times_rows"])
-            found.append(session.get(out))
-        return found, opened
+            outcomes.append(session.get(out))
+        return outcomes, opened
 
-    (found, opened), _ = simulation.run(work)
+    (outcomes, opened), _ = simulation.run(work)
     first, bits = 8 * rows.size, 2  # of a truncation
     assert opened == [[first + bits], [first + bits], [bits]]  # queries 1 and 2, 3 and 4, 5 and 6
-    for x, y in zip(xs, found, strict=True):
+    for x, y in zip(xs, outcomes, strict=True):
         np.testing.assert_allclose(y, x @ (2 * rows).swapaxes(1, 2) @ (2 * rows), atol=1e-3)

@@ -41,24 +41,24 @@ class TestPrefixOr(ComposedContract):
 def test_and_of_whole_words(pairs: list[tuple[int, int]]) -> None:
     x, y = np.array(pairs, np.int64).T
     outcome = run_op(and_bits, Case((x, y), ("bool64", "bool64")))
-    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
-    np.testing.assert_array_equal(found, x & y)
+    words = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    np.testing.assert_array_equal(words, x & y)
 
 
 @pytest.mark.parametrize("n", [3, 4, 6])
 def test_prefix_or_of_every_row(n: int) -> None:
     x = np.array(list(itertools.product([False, True], repeat=n)))
     outcome = run_op(prefix_or, Case((x,), ("bool1",)))
-    found = reconstruct_words([o[0] for o in outcome.outputs])
-    np.testing.assert_array_equal(found, np.logical_or.accumulate(x, axis=-1))
+    words = reconstruct_words([o[0] for o in outcome.outputs])
+    np.testing.assert_array_equal(words, np.logical_or.accumulate(x, axis=-1))
 
 
 @given(st.integers(1, 70), st.integers(1, 3), st.integers(0, 2**32))
 def test_prefix_or_of_any_length(n: int, rows: int, seed: int) -> None:
     x = np.random.default_rng(seed).random((rows, n)) < 2 / n
     outcome = run_op(prefix_or, Case((x,), ("bool1",)))
-    found = reconstruct_words([o[0] for o in outcome.outputs])
-    np.testing.assert_array_equal(found, np.logical_or.accumulate(x, axis=-1))
+    words = reconstruct_words([o[0] for o in outcome.outputs])
+    np.testing.assert_array_equal(words, np.logical_or.accumulate(x, axis=-1))
 
 
 def test_messages_of_prefix_or() -> None:

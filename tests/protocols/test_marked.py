@@ -84,7 +84,7 @@ def texts(count: int, noise: Noise = lambda rows: rows, tokens: int = 4) -> list
     rule, stream = Marked(Sampling()), Prg.from_seed(3, "noise")
     start, chain = np.log(START), np.log(NEXT)
     likeliest = NEXT[::-1].argmax(axis=1)
-    found = []
+    collected = []
     for _ in range(count):
         text: list[int] = []
         while len(text) < tokens:
@@ -94,8 +94,8 @@ def texts(count: int, noise: Noise = lambda rows: rows, tokens: int = 4) -> list
             rows = rows + noise(rule.provider_input(len(drafts), 3, stream))
             k, token = expected(rows, np.array(drafts))
             text += [*drafts[:k], token]
-        found.append(tuple(text[:tokens]))
-    return found
+        collected.append(tuple(text[:tokens]))
+    return collected
 
 
 WANTED = Chain(Prg.from_seed(0, "unused")).text_distribution(4)

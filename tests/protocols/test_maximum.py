@@ -35,7 +35,7 @@ class TestMaximum(ComposedContract):
     ]
 
 
-def found(x: np.ndarray, form: str = "arith", bits: int = BITS) -> np.ndarray:
+def maximum_of(x: np.ndarray, form: str = "arith", bits: int = BITS) -> np.ndarray:
     outcome = run_op(maximum.maximum, Case((x,), (form,), {"bits": bits}))
     cost = maximum.maximum.cost(*outcome.inputs[CLIENT], bits=bits)
     sizes = [t.sent_bytes for t in outcome.traffic]
@@ -51,7 +51,7 @@ def test_maximum_of_any_rows(data: Any, rows: int, n: int, half: int) -> None:
     word = st.integers(-half, half - 1)
     x = np.array(data.draw(st.lists(word, min_size=rows * n, max_size=rows * n))).reshape(rows, n)
     centre = np.int64(data.draw(st.sampled_from([0, 2**40, -(2**62)])))
-    np.testing.assert_array_equal(found(x + centre), x.max(axis=1) + centre)
+    np.testing.assert_array_equal(maximum_of(x + centre), x.max(axis=1) + centre)
 
 
 @pytest.mark.parametrize("fan_in", range(2, 9))
@@ -62,14 +62,14 @@ def test_every_plan_finds_it(fan_in: int, monkeypatch: pytest.MonkeyPatch) -> No
         with monkeypatch.context() as context:
             context.setattr(maximum, "fan_ins", lambda *_, k=levels: (fan_in,) * k)
             x = np.where(np.eye(n, dtype=bool), HALF - 1, -HALF)
-            np.testing.assert_array_equal(found(x), np.full(n, HALF - 1))
+            np.testing.assert_array_equal(maximum_of(x), np.full(n, HALF - 1))
 
 
 @pytest.mark.parametrize("form", ["client", "provider", "public", f"bool{BITS}"])
 def test_any_form(form: str) -> None:
     x = np.array([[-5, 7, 7], [2, 1, 0], [-3, -2, -1]])
     x = x - x.min() if form.startswith("bool") else x
-    np.testing.assert_array_equal(found(x, form), x.max(axis=1))
+    np.testing.assert_array_equal(maximum_of(x, form), x.max(axis=1))
 
 
 def test_of_narrow_shares() -> None:
@@ -77,18 +77,18 @@ def test_of_narrow_shares() -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(-HALF, HALF, (3, 21))
     x[0, :3] = HALF - 1, -HALF, HALF - 1
-    np.testing.assert_array_equal(found(x, f"arith{BITS}"), x.max(axis=1))
+    np.testing.assert_array_equal(maximum_of(x, f"arith{BITS}"), x.max(axis=1))
     narrow, wide = (maximum.maximum_cost(3, 21, BITS, width) for width in (BITS, 64))
     assert narrow.client_to_provider < wide.client_to_provider
     with pytest.raises(ValueError, match="give 2 to 20"):
-        found(x, "arith20")
+        maximum_of(x, "arith20")
 
 
 def test_one_word_is_its_own_maximum() -> None:
     x = np.array([[-7], [2**63 - 1]])
     outcome = run_op(maximum.maximum, Case((x,), ("arith",), {"bits": BITS}))
     assert outcome.rounds == 0
-    np.testing.assert_array_equal(found(x), x[:, 0])
+    np.testing.assert_array_equal(maximum_of(x), x[:, 0])
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (3,), (1, 2, 3)])
@@ -102,7 +102,7 @@ def test_a_match_has_one_winner(fan_in: int, monkeypatch: pytest.MonkeyPatch) ->
     """Every order of the words, equal ones included: two winners or none would show in the sum."""
     monkeypatch.setattr(maximum, "fan_ins", lambda *_: (fan_in,))
     x = np.array(list(itertools.product(range(fan_in), repeat=fan_in))) - 1
-    np.testing.assert_array_equal(found(x), x.max(axis=1))
+    np.testing.assert_array_equal(maximum_of(x), x.max(axis=1))
 
 
 def test_rounds_and_bytes() -> None:

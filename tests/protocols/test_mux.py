@@ -34,8 +34,8 @@ def test_mux_of_any_ring_value(pairs: list[tuple[bool, int]]) -> None:
     bits = np.array([b for b, _ in pairs], bool)
     words = np.array([x for _, x in pairs], np.int64)
     outcome = run_op(mux, Case((bits, words), ("bool1", "arith")))
-    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
-    np.testing.assert_array_equal(found, bits * words)
+    actual = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    np.testing.assert_array_equal(actual, bits * words)
 
 
 def test_one_round_and_eight_bytes_a_value() -> None:
@@ -61,13 +61,13 @@ def test_products_are_correlated_transfers(simulation: Simulation) -> None:
     """Three of 8 bytes and a fraction each, and two; homomorphic products would take 200."""
 
     def work(session: PartySession) -> list[float]:
-        found = []
+        collected = []
         for correlation in (BIT_TIMES_WORD, BIT_TIMES_NARROW_WORD):
             session.preprocessing.take(correlation, 4 * correlation.chunk)
             entries = [e for e in session.meter.entries if e.name == correlation.name]
             # The cheapest chunk: SPU refills its own stock of transfers now and then.
-            found.append(min(e.traffic.bytes for e in entries) / correlation.chunk)
-        return found
+            collected.append(min(e.traffic.bytes for e in entries) / correlation.chunk)
+        return collected
 
     whole, narrow = simulation.run(work)[CLIENT]
     assert 24 <= whole < 30, whole

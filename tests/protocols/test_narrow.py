@@ -38,7 +38,7 @@ class TestWiden(OpContract):
     cases = [Case((FITS_24,), ("arith24",)), Case((FITS_24[:0],), ("arith24",))]
 
     def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
-        """The top bit of either refreshed share, which the message carries."""
+        """Return the top bit of either refreshed share, which the message carries."""
         shift, words = common_stream().words(peer[0].shape), share_of(peer[0])
         both = words + shift + np.uint64(1 << 22), words - shift
         return [(s >> np.uint64(23)) & np.uint64(1) for s in both]
@@ -66,9 +66,9 @@ def test_floor_or_one_less(values: list[int], drop: int, bits: int) -> None:
     outcome = run_op(narrow, Case((x,), ("arith",), {"drop": drop, "bits": bits}))
     shares = [o[0] for o in outcome.outputs]
     assert all(isinstance(s, Arith) and s.bits == bits for s in shares)
-    found = reconstruct_words(shares).view(np.int64)
+    words = reconstruct_words(shares).view(np.int64)
     floor, less = top(x, drop, bits), top((x >> drop) - 1, 0, bits)
-    assert np.all((found == floor) | ((found == less) & (drop > 0)))
+    assert np.all((words == floor) | ((words == less) & (drop > 0)))
     assert outcome.rounds == 0
     np.testing.assert_array_equal(narrow.reference(x, drop=drop, bits=bits), floor)
 
@@ -77,16 +77,16 @@ def test_one_less_comes_from_the_sharing() -> None:
     """Both cases occur, each as often as the dropped bits of a random share say."""
     x = np.full(4096, (7 << 18) + (1 << 16))
     outcome = run_op(narrow, Case((x,), ("arith",), {"drop": 18, "bits": 20}))
-    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
-    assert set(found) == {6, 7}
-    assert abs(np.mean(found == 6) - 3 / 4) < 6 * np.sqrt(3 / 16 / 4096)
+    words = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    assert set(words) == {6, 7}
+    assert abs(np.mean(words == 6) - 3 / 4) < 6 * np.sqrt(3 / 16 / 4096)
 
 
 def test_of_a_float_and_of_a_narrow_share() -> None:
     x = np.array([1.5, -1.5, 7.99, -8.0, 100.0])
     wanted = np.array([24, -24, 127, -128, 64], np.int32)  # 100 is 1600, or 64 mod 2^8
-    found = narrow.reference(x, drop=FRAC_BITS - 4, bits=8)
-    np.testing.assert_array_equal(found, wanted)
+    actual = narrow.reference(x, drop=FRAC_BITS - 4, bits=8)
+    np.testing.assert_array_equal(actual, wanted)
     np.testing.assert_array_equal(narrow(x.astype(np.float32), drop=14, bits=8), wanted)
     narrower = run_op(narrow, Case((np.array([-5, 6]),), ("arith20",), {"drop": 0, "bits": 4}))
     shares = [o[0] for o in narrower.outputs]

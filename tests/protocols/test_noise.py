@@ -17,7 +17,7 @@ from tests.protocols.verifying import chi_square_p
 
 
 def winners(scores: np.ndarray, p: np.ndarray, low: int) -> np.ndarray:
-    """The distribution of argmax (f_y + X_y), the first of equals, by enumeration: p are the
+    """Return the distribution of argmax (f_y + X_y), the first of equals, by enumeration: p are the
     probabilities of X from `low` on.
     """
     below = np.concatenate([[0.0], np.cumsum(p)])  # P(X < low + i)
@@ -43,7 +43,7 @@ def neighbours(m: int, sensitivity: int) -> list[tuple[np.ndarray, np.ndarray]]:
 def spans(
     distribution: Gumbel, p: np.ndarray, m: int, sensitivity: int
 ) -> tuple[float, float, float]:
-    """Over neighbours: the greatest |ln P/P'|, range of ln P/P', and of D_2(P||P') / 2."""
+    """Return, over neighbours, the greatest |ln P/P'|, range of ln P/P', and of D_2(P||P') / 2."""
     epsilon = span = rho = 0.0
     for f, g in neighbours(m, sensitivity):
         a, b = winners(f, p, distribution.low), winners(g, p, distribution.low)
@@ -63,12 +63,12 @@ def test_the_loss_is_what_enumeration_finds(scale: int, m: int) -> None:
     for sensitivity in (1, 2):
         distribution = Gumbel.of(scale)
         claim = distribution.loss(sensitivity, m)
-        found = spans(distribution, distribution.probabilities(), m, sensitivity)
+        actual = spans(distribution, distribution.probabilities(), m, sensitivity)
         span = math.sqrt(8 * claim.rho)
         claims = claim.epsilon, span, claim.rho
         # Float64 sums are good to 1e-9 here.
-        assert all(f <= c + 1e-9 for f, c in zip(found, claims, strict=True)), (found, claims)
-        assert found[1] > 0.99 * 2 * sensitivity / scale
+        assert all(f <= c + 1e-9 for f, c in zip(actual, claims, strict=True)), (actual, claims)
+        assert actual[1] > 0.99 * 2 * sensitivity / scale
 
 
 def test_ties_cost_something() -> None:
@@ -102,8 +102,8 @@ def test_too_coarse_noise_is_caught(coarse: int) -> None:
     np.add.at(
         rounded, -(-(np.arange(p.size) + distribution.low) // coarse) * coarse - distribution.low, p
     )
-    found = spans(distribution, rounded, 2, 1)
-    assert found[0] > claim.epsilon + 1e-9 or found[1] > math.sqrt(8 * claim.rho) + 1e-9
+    actual = spans(distribution, rounded, 2, 1)
+    assert actual[0] > claim.epsilon + 1e-9 or actual[1] > math.sqrt(8 * claim.rho) + 1e-9
 
 
 def test_cut_tails_cost_delta_that_is_counted() -> None:
@@ -119,8 +119,8 @@ def test_cut_tails_cost_delta_that_is_counted() -> None:
             a, b = winners(f, p, low), winners(g, p, low)
             delta = max(delta, np.maximum(a - math.exp(claim.epsilon) * b, 0).sum())
         assert 0 < delta <= claim.delta(1, claim.epsilon)
-        found = spans(replace(distribution), p, 2, 2)
-        assert found[0] > claim.epsilon
+        actual = spans(replace(distribution), p, 2, 2)
+        assert actual[0] > claim.epsilon
     assert Gumbel.of(4).outside < 2**-64
 
 
@@ -130,8 +130,8 @@ def test_two_noises_are_a_mixture() -> None:
     p = distribution.probabilities()
     both = np.convolve(p, p)
     shown = replace(distribution, low=2 * distribution.low, high=2 * distribution.high)
-    found = spans(shown, both, 2, 1)
-    assert found[0] <= claim.epsilon and found[1] <= math.sqrt(8 * claim.rho)
+    actual = spans(shown, both, 2, 1)
+    assert actual[0] <= claim.epsilon and actual[1] <= math.sqrt(8 * claim.rho)
     assert distribution.loss(1, 2, noises=2).total_variation == 2 * claim.total_variation
 
 

@@ -106,7 +106,7 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 
 def _rotated(x: np.ndarray) -> np.ndarray:
-    """By the angles of the rows, pair by pair, as complex numbers."""
+    """Rotate by the angles of the rows, pair by pair, as complex numbers."""
     turned = (x[..., :5] + 1j * x[..., 5:]) * np.exp(1j * ANGLES)[:, None]
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
@@ -172,7 +172,7 @@ FUNCTIONS = {
 
 
 def _opened(fn: Callable[..., Any]) -> SecureFunction:
-    """fn of shared x, of which each party brings a half."""
+    """Return fn of shared x, of which each party brings a half."""
     return SecureFunction(
         lambda a, b: reveal(fn(a + b), to=Owner.CLIENT, label="y"),
         (Owner.CLIENT, Owner.PROVIDER),
@@ -185,8 +185,8 @@ def _halves(session: PartySession, x: np.ndarray) -> list[Any]:
 
 
 def _secure(simulation: Simulation, fn: Callable[..., Any], x: np.ndarray) -> tuple[Any, Any]:
-    """fn(x) between two parties on shared x; the result, and the meter's entries of all that sent
-    something, but for what opened the result or was made for the pool.
+    """Return fn(x) between two parties on shared x; the result, and the meter's entries of all that
+    sent something, but for what opened the result or was made for the pool.
     """
     function = _opened(fn)
 
@@ -209,11 +209,11 @@ def _secure(simulation: Simulation, fn: Callable[..., Any], x: np.ndarray) -> tu
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_two_parties_stay_within_error_and_messages(simulation: Simulation, name: str) -> None:
     f = FUNCTIONS[name]
-    found, entries = _secure(simulation, f.ours, f.x)
+    actual, entries = _secure(simulation, f.ours, f.x)
     assert all(e.kind == "op" for e in entries)  # no SPU segment
     assert sum(e.traffic.messages for e in entries) == f.messages
     exact = f.exact(f.x.astype(np.float64))
-    off = np.abs(found - exact) - f.relative * np.abs(exact)
+    off = np.abs(actual - exact) - f.relative * np.abs(exact)
     assert np.max(off) <= f.error, f.x.reshape(-1)[np.argmax(off)]
 
 
@@ -244,8 +244,8 @@ def test_positions_turn_heads_without_a_segment(simulation: Simulation, owner: O
 
     def turned(x: Any, zero: Any, at: Any) -> Any:
         cos, sin = (jnp.asarray(table)[at] for table in tables)
-        found = rotate(x + zero, cos, sin, hidden=owner is Owner.CLIENT)
-        return reveal(found, to=Owner.CLIENT, label="y")
+        outcomes = rotate(x + zero, cos, sin, hidden=owner is Owner.CLIENT)
+        return reveal(outcomes, to=Owner.CLIENT, label="y")
 
     function = SecureFunction(turned, (Owner.CLIENT, Owner.PROVIDER, owner), "turned")
 
@@ -259,9 +259,9 @@ def test_positions_turn_heads_without_a_segment(simulation: Simulation, owner: O
         assert all(isinstance(step, OpCall) or step.local for step in steps)
         return session.get(session.call(function, own, zero, where))
 
-    found, _ = simulation.run(program)
+    outcomes, _ = simulation.run(program)
     np.testing.assert_allclose(
-        found, rotate(x, tables[0][at], tables[1][at], hidden=True), atol=8 * UNIT
+        outcomes, rotate(x, tables[0][at], tables[1][at], hidden=True), atol=8 * UNIT
     )
 
 
@@ -271,10 +271,10 @@ def test_heads_are_turned_up_to_the_largest_values(simulation: Simulation, hidde
     largest = 2.0**25
     pairs = (largest - 4) * np.exp(2j * np.pi * np.arange(90) / 90).reshape(6, 3, 5)
     x = np.concatenate([pairs.real, pairs.imag], axis=-1).astype(np.float32)
-    found, _ = _secure(simulation, lambda x: _rotate(x, hidden), x)
+    actual, _ = _secure(simulation, lambda x: _rotate(x, hidden), x)
     # A float32 of this size is off by one, and its cosines and sines by 2^-25.
     allowed = UNIT + largest * (2.0**-18.5 + 2.0**-24.5) + 1
-    np.testing.assert_allclose(found, _rotated(x.astype(np.float64)), rtol=0, atol=allowed)
+    np.testing.assert_allclose(actual, _rotated(x.astype(np.float64)), rtol=0, atol=allowed)
 
 
 def test_gelu_is_closer_and_far_cheaper_than_spus_own(simulation: Simulation) -> None:
@@ -299,9 +299,9 @@ def test_more_thresholds_more_bytes_no_more_messages(
             continue  # the ones in use
         name = "gelu" if count > 0 else "silu"
         on_shares = lambda x, f=function: nonlinear.quadratics(x, f, bits=13)  # noqa: E731
-        found, entries = _secure(simulation, on_shares, GRID[:160])
+        actual, entries = _secure(simulation, on_shares, GRID[:160])
         exact = FUNCTIONS[name].exact(GRID[:160].astype(np.float64))
-        assert np.abs(found - exact).max() <= _allowed(function)
+        assert np.abs(actual - exact).max() <= _allowed(function)
         assert sum(e.traffic.messages for e in entries) == 10
         sizes.append(sum(e.traffic.bytes for e in entries) / 160)
     assert sizes[:3] == sorted(sizes[:3]) and sizes[3:] == sorted(sizes[3:])
@@ -323,7 +323,7 @@ def test_values_out_of_range_are_noticed(simulation: Simulation, f: Any) -> None
 
 
 def _counts(simulation: Simulation, fn: Callable[..., Any], xs: np.ndarray) -> np.ndarray:
-    """What is counted of each of xs [cases, ...] alone, call by call."""
+    """Return what is counted of each of xs [cases, ...] alone, call by call."""
     function = _opened(fn)
 
     def program(session: PartySession) -> list[Any]:
@@ -408,9 +408,9 @@ def test_scores_as_large_as_their_bound_says(simulation: Simulation) -> None:
         counted = outside[None].astype(jnp.float32)
         return jnp.concatenate([normalised(weights, inverse).reshape(-1), counted])
 
-    found, _ = _secure(simulation, ours, z)
-    np.testing.assert_allclose(found[:-1].reshape(z.shape), _softmax(z), atol=2e-3)
-    assert not found[-1]
+    actual, _ = _secure(simulation, ours, z)
+    np.testing.assert_allclose(actual[:-1].reshape(z.shape), _softmax(z), atol=2e-3)
+    assert not actual[-1]
 
 
 def test_hidden_scores_weigh_nothing(simulation: Simulation) -> None:
@@ -429,9 +429,9 @@ def test_hidden_scores_weigh_nothing(simulation: Simulation) -> None:
             axis=-1,
         )
 
-    found, _ = _secure(simulation, ours, scores)
-    np.testing.assert_allclose(found[:, :3], rows[:4], rtol=4e-4)
-    assert not found[:, 3].any()
+    actual, _ = _secure(simulation, ours, scores)
+    np.testing.assert_allclose(actual[:, :3], rows[:4], rtol=4e-4)
+    assert not actual[:, 3].any()
 
 
 @pytest.mark.parametrize("enough", [True, False])
@@ -459,9 +459,9 @@ def test_scores_that_one_party_hides_weigh_nothing(simulation: Simulation, enoug
         seen = session.private(CLIENT, np.asarray, hidden.shape, np.int32, hidden)
         return session.get(session.call(function, z, seen))
 
-    found = simulation.run(program)[CLIENT]
-    assert (found[hidden < 0] == 0).all() == enough
-    assert (found[hidden == 0] > 0.8).all()
+    outcomes = simulation.run(program)[CLIENT]
+    assert (outcomes[hidden < 0] == 0).all() == enough
+    assert (outcomes[hidden == 0] > 0.8).all()
 
 
 def test_a_norm_of_too_wide_a_range_is_refused() -> None:

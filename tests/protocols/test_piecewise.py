@@ -24,20 +24,20 @@ def test_stated_errors_hold_at_every_point(name: str) -> None:
     errors = []
     for count, function in STATED[name].items():
         assert len(function.thresholds) == count == len(function.pieces) + 1
-        found = error_of(function, FITTED[name], REACH[name])
-        assert found == pytest.approx(function.error, rel=0.05)
+        actual = error_of(function, FITTED[name], REACH[name])
+        assert actual == pytest.approx(function.error, rel=0.05)
         # Far away only the two outermost pieces are left.
-        assert error_of(function, FITTED[name], 60.0) == pytest.approx(found)
-        errors.append(found)
+        assert error_of(function, FITTED[name], 60.0) == pytest.approx(actual)
+        errors.append(actual)
     assert errors == sorted(errors, reverse=True)
 
 
 @pytest.mark.parametrize(("name", "count"), [("gelu", 6), ("silu", 6)])
 def test_coefficients_are_the_fit(name: str, count: int) -> None:
-    found, stated = quadratics(FITTED[name], REACH[name], count), STATED[name][count]
-    np.testing.assert_allclose(found.thresholds, stated.thresholds, atol=1)
-    np.testing.assert_allclose(found.pieces, stated.pieces, atol=20)
-    assert found.error == pytest.approx(stated.error, rel=0.05)
+    actual, stated = quadratics(FITTED[name], REACH[name], count), STATED[name][count]
+    np.testing.assert_allclose(actual.thresholds, stated.thresholds, atol=1)
+    np.testing.assert_allclose(actual.pieces, stated.pieces, atol=20)
+    assert actual.error == pytest.approx(stated.error, rel=0.05)
 
 
 def _values(function: Quadratics, x: np.ndarray) -> np.ndarray:
@@ -67,7 +67,7 @@ def test_no_thresholds_are_better() -> None:
     w, y = np.exp(-0.5 * (x / DEVIATION) ** 2), f(x)
 
     def cost(low: int, high: int) -> float:
-        """Each piece taken one unit beyond its end, too."""
+        """Return each piece taken one unit beyond its end, too."""
         inside = (x > low / 16) & (x < (high + 1) / 16)
         points, roots = x[inside], np.sqrt(w[inside])
         off = np.polyval(np.polyfit(points, y[inside], 2, w=roots), points) - y[inside]
@@ -88,12 +88,14 @@ def test_look_up_of_any_words(words: list[int]) -> None:
     assert np.max(np.abs(entries - np.array(words, np.float64))) <= slack
     pieces = np.arange(len(words))
     below = (pieces[None] <= np.arange(len(words) - 1)[:, None]).astype(np.int32)
-    found = np.asarray(lookup(below, [table, table]), np.float64) * 2.0**FRAC_BITS
-    assert np.max(np.abs(found - entries)) <= 4 * slack
+    actual = np.asarray(lookup(below, [table, table]), np.float64) * 2.0**FRAC_BITS
+    assert np.max(np.abs(actual - entries)) <= 4 * slack
 
 
 def _passes(x: int, function: Lines, less: Sequence[bool]) -> bool:
-    """Whether the word x is taken for one in range; `less`: narrow words that are one unit low."""
+    """Return whether the word x is taken for one in range; `less`: narrow words that are one unit
+    low.
+    """
 
     def below(top: int, threshold: int) -> bool:
         return (top - threshold) % 2**function.bits >= 2 ** (function.bits - 1)
@@ -134,7 +136,9 @@ def test_only_a_value_in_range_passes_of_all_64_bit_words(
 
 
 def _evaluated(x: np.ndarray, low: bool, function: Lines, position: int) -> np.ndarray:
-    """In whole numbers, as shares compute: x words, `low`: narrow words are one unit less."""
+    """Evaluate in whole numbers, as shares compute: x words, `low`: narrow words are one unit
+    less.
+    """
     top = (x >> function.drop) - int(low)
     piece = np.searchsorted(function.thresholds, top, side="right")
     slopes, intercepts = (
@@ -165,10 +169,10 @@ def test_lines_are_as_close_as_they_say(
     assert function.error <= MAX_ERROR
     x = (np.geomspace(low, high * 0.999, 3001) * 2.0**position).astype(np.int64)
     for one_less in (False, True):
-        found = _evaluated(x, one_less, function, out)
+        actual = _evaluated(x, one_less, function, out)
         inside = (x >> function.drop) - one_less >= function.thresholds[0]
         exact = f(x * 2.0**-position)
-        assert np.max((np.abs(found - exact) / exact)[inside]) <= function.error * 1.001
+        assert np.max((np.abs(actual - exact) / exact)[inside]) <= function.error * 1.001
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ def logits_of(text: tuple[int, ...]) -> np.ndarray:
 
 
 def emitted(sampling: Sampling) -> Iterator[tuple[tuple[int, ...], float]]:
-    """What the rule emits and with which probability, for all drafts and all uniform numbers."""
+    """Yield what the rule emits and with which probability, for all drafts and all uniform
+    numbers.
+    """
     rule, middle = Plain(sampling), (np.arange(GRID) + 0.5) / GRID
     for drafts in itertools.product(range(VOCAB), repeat=DRAFTS):
         chance = float(np.prod([Q[i, d] for i, d in enumerate(drafts)]))
@@ -48,17 +50,17 @@ def emitted(sampling: Sampling) -> Iterator[tuple[tuple[int, ...], float]]:
 
 
 def texts_of(sampling: Sampling) -> np.ndarray:
-    """The distribution [vocab^3] of texts of three tokens, those that a step leaves out drawn from
-    the model.
+    """Return the distribution [vocab^3] of texts of three tokens, those that a step leaves out
+    drawn from the model.
     """
-    found: Counter[tuple[int, ...]] = Counter()
+    actual: Counter[tuple[int, ...]] = Counter()
     for text, chance in emitted(sampling):
-        found[text] += chance
+        actual[text] += chance
     whole = np.zeros((VOCAB,) * 3)
     for text in itertools.product(range(VOCAB), repeat=3):
         for n in range(1, 4):
             rest = [sampling.distribution(logits_of(text[:i]))[text[i]] for i in range(n, 3)]
-            whole[text] += found[text[:n]] * float(np.prod(rest))
+            whole[text] += actual[text[:n]] * float(np.prod(rest))
     return whole
 
 
@@ -72,9 +74,9 @@ def wanted(sampling: Sampling) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore:divide by zero")
 def test_texts_have_the_models_distribution() -> None:
-    found = texts_of(Sampling())
-    np.testing.assert_allclose(found, wanted(Sampling()), atol=1e-12)
-    assert found.sum() == pytest.approx(1.0)
+    actual = texts_of(Sampling())
+    np.testing.assert_allclose(actual, wanted(Sampling()), atol=1e-12)
+    assert actual.sum() == pytest.approx(1.0)
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero")
@@ -97,10 +99,10 @@ def test_a_rule_that_draws_from_p_after_a_rejection_is_noticed(
 def test_nothing_else_is_drawn_than_sampling_leaves(sampling: Sampling) -> None:
     """Greedy, top-k and top-p: texts have the distribution that is cut at every place."""
     allowed = wanted(sampling)
-    found: Counter[int] = Counter()
+    actual: Counter[int] = Counter()
     for text, chance in emitted(sampling):
         assert all(sampling.distribution(logits_of(text[:i]))[t] > 0 for i, t in enumerate(text))
-        found[text[0]] += chance
+        actual[text[0]] += chance
     np.testing.assert_allclose(
-        [found[t] for t in range(VOCAB)], allowed.sum(axis=(1, 2)), atol=1e-12
+        [actual[t] for t in range(VOCAB)], allowed.sum(axis=(1, 2)), atol=1e-12
     )

@@ -37,8 +37,8 @@ VOCAB = 3
 
 
 def chains(seed: int, sampling: Sampling = Sampling(), certain: bool = False) -> tuple[Any, Any]:
-    """p(. | prefix) and q(. | prefix): a fresh random distribution for every prefix; all of a
-    `certain` draft's is one token's.
+    """Return p(. | prefix) and q(. | prefix): a fresh random distribution for every prefix; all of
+    a `certain` draft's is one token's.
     """
     rng = np.random.default_rng(seed)
     tables: dict[Any, Any] = {}
@@ -93,7 +93,7 @@ def test_emitted_tokens_follow_the_private_model_by_enumeration(
 
 
 def step_outcomes(p: Any, q: Any, prefix: tuple[int, ...], sampling: Sampling) -> Any:
-    """(emitted tokens, probability) over everything that one step can do."""
+    """Yield (emitted tokens, probability) over everything that one step can do."""
     for drafted in itertools.product(range(VOCAB), repeat=2):
         before = [prefix + drafted[:i] for i in range(3)]
         drawn = np.prod([q(b)[d] for b, d in zip(before, drafted, strict=False)])
@@ -123,7 +123,7 @@ def step_outcomes(p: Any, q: Any, prefix: tuple[int, ...], sampling: Sampling) -
 def drawn_by_resolve(
     outcome: PostOutcome, drafted: tuple[int, ...], q: np.ndarray, sampling: Sampling, k: int
 ) -> Any:
-    """(token, probability) of `resolve`: its uniforms are enumerated between edges."""
+    """Yield (token, probability) of `resolve`: its uniforms are enumerated between edges."""
     p = np.asarray(outcome.row)
     kept = sampling.restricted(p)
     if k < 2 and outcome.rejected[k]:
@@ -154,8 +154,8 @@ def resolved(
     uniforms: list[float],
 ) -> int:
     left = list(uniforms)
-    found, token = Post(sampling).resolve(outcome, drafted, q, lambda: left.pop(0))
-    assert (found, left) == (k, [])
+    actual, token = Post(sampling).resolve(outcome, drafted, q, lambda: left.pop(0))
+    assert (actual, left) == (k, [])
     return token
 
 
@@ -214,12 +214,12 @@ def post_input(step: Step, *, naive: bool, vocab: int) -> ClientInput:
 
 
 def rejections(step: Step, widths: Widths) -> list[bool]:
-    """The integer rule, by Python's integers."""
-    found = []
+    """Return the integer rule, by Python's integers."""
+    collected = []
     for w, d, q, r in zip(step.weights, step.drafts, step.q, step.r, strict=False):
         threshold = (2 * (int(r) % 2**widths.accept) + 1) * int(q[d]) * int(w.sum())
-        found.append(threshold >= int(w[d]) << widths.scale)
-    return found
+        collected.append(threshold >= int(w[d]) << widths.scale)
+    return collected
 
 
 @pytest.mark.parametrize("name", ["post", "naive"])
@@ -240,8 +240,11 @@ def test_two_parties_reject_and_select_by_the_integer_rule(
         k = int(post.first_rejection(np.array(expected)))
         np.testing.assert_array_equal(np.rint(client.outcome.row / UNIT), step.weights[k])
         assert provider.outcome.row is None and provider.accepted is None
-        found = [(o.learner, o.label, o.count) for o in client.openings]
-        assert found == [("client", "rejection bits", 2), ("client", "row of the distribution", 6)]
+        collected = [(o.learner, o.label, o.count) for o in client.openings]
+        assert collected == [
+            ("client", "rejection bits", 2),
+            ("client", "row of the distribution", 6),
+        ]
         firsts.append(k)
         steps.append((step.weights, of_client, expected))
     assert set(firsts) == {0, 1, 2}

@@ -115,16 +115,16 @@ class TestShiftedMultiply(ComposedContract):
 def test_product_of_any_ring_values(pairs: list[tuple[int, int]]) -> None:
     x, y = np.array(pairs, np.int64).T
     outcome = run_op(multiply, Case((x, y), ("arith", "arith")))
-    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    words = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(found, x * y)
+        np.testing.assert_array_equal(words, x * y)
 
 
 def test_product_of_matrices() -> None:
     x, y = np.stack([MATRIX, -MATRIX]), np.stack([MATRIX.T, MATRIX.T])
     outcome = run_op(matmul, Case((x, y), ("arith", "arith")))
-    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
-    np.testing.assert_array_equal(found, x @ y)
+    words = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    np.testing.assert_array_equal(words, x @ y)
 
 
 def test_price_of_a_product() -> None:
@@ -144,13 +144,13 @@ def test_fixed_point_is_within_one_unit() -> None:
         outcome = run_op(op, Case(inputs, ("client",) * len(inputs)))
         shares = [o[0] for o in outcome.outputs]
         assert all(isinstance(s, Arith) and s.frac_bits == FRAC_BITS for s in shares)
-        found = sum(s.words for s in shares).view(np.int64) / 2.0**FRAC_BITS
+        total = sum(s.words for s in shares).view(np.int64) / 2.0**FRAC_BITS
         expected = inputs[0] * inputs[-1]
-        assert np.max(np.abs(found - expected)) < 2.0**-FRAC_BITS
+        assert np.max(np.abs(total - expected)) < 2.0**-FRAC_BITS
 
 
 def words_of(outcome: Outcome) -> np.ndarray:
-    """The first result's words, signed."""
+    """Return the first result's words, signed."""
     return reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
 
 
@@ -171,9 +171,9 @@ def test_shift_is_what_the_reference_says(op: ProtocolOp, shift: int | None) -> 
     forms = ("client", "provider")[: len(inputs)]
     static: dict[str, Any] = {"shift": shift} | ({"label": "w"} if op is linear else {})
     outcome = run_op(op, Case(inputs, forms, static))
-    found = words_of(outcome) / 2.0**FRAC_BITS
+    words = words_of(outcome) / 2.0**FRAC_BITS
     wanted = np.asarray(op.reference(*inputs, **static), np.float64)
-    assert np.max(np.abs(found - wanted)) < (2.0**-FRAC_BITS if shift != 0 else 1e-12)
+    assert np.max(np.abs(words - wanted)) < (2.0**-FRAC_BITS if shift != 0 else 1e-12)
     cost = op.cost(*outcome.inputs[CLIENT], **static)
     assert sum(t.sent_messages for t in outcome.traffic) == cost.messages
     assert [t.sent_bytes for t in outcome.traffic] == [

@@ -36,16 +36,20 @@ class TestProject(OpContract):
 
 
 def units_of(x: np.ndarray, limit: Bound) -> np.ndarray:
-    """The top bits [rows, PROJECTIONS] of projections of words [rows, d] that are shared anew."""
+    """Return the top bits [rows, PROJECTIONS] of projections of words [rows, d] that are shared
+    anew.
+    """
     mask = Prg.from_os().words(x.shape)
     inputs = [[Arith(w, np.dtype(np.float32), FRAC_BITS)] for w in (x.view(np.uint64) - mask, mask)]
     assert project.model is not None
-    (found,) = project.model(inputs, Prg.from_os(), factor_bits=limit.factor_bits)
-    return found.view(np.int64) >> (64 - limit.bits)
+    (actual,) = project.model(inputs, Prg.from_os(), factor_bits=limit.factor_bits)
+    return actual.view(np.int64) >> (64 - limit.bits)
 
 
 def passing(x: np.ndarray, limit: Bound) -> np.ndarray:
-    """Of every row, how many of its projections pass, whether or not narrow words are one low."""
+    """Count, for every row, how many of its projections pass, whether or not narrow words are one
+    low.
+    """
     units = units_of(x, limit)
     return np.sum((units >= -limit.units) & (units <= limit.units), axis=1)
 

@@ -85,11 +85,11 @@ def test_reject_is_the_integer_rule(data: Any, total: int) -> None:
         rows.append((w, z, q, data.draw(st.integers(0, 2**widths.accept - 1))))
     w_, z_, q_, r_ = (np.array(c, np.int64) for c in zip(*rows, strict=True))
     form = data.draw(st.sampled_from(["arith", f"arith{widths.chosen}"]))
-    found = result(
+    actual = result(
         reject, Case((w_, z_, q_, r_), (form, "arith", "client", "arith"), {"widths": widths})
     )
     expected = [(2 * r + 1) * q * z >= w << widths.scale for w, z, q, r in rows]
-    np.testing.assert_array_equal(found.astype(bool), expected)
+    np.testing.assert_array_equal(actual.astype(bool), expected)
     for (w, z, q, _), rejected in zip(rows, expected, strict=True):
         if w << widths.draft >= q * z:
             assert not rejected  # p >= q is certain
@@ -116,9 +116,9 @@ def test_locate_is_the_integer_rule(data: Any, draw: int) -> None:
     static = {"draw": draw, "total": 62 - draw}
     case = Case((np.array([v]), np.array([u])), ("arith", "arith"), static)
     expected = [u * sum(v) < p << draw for p in itertools.accumulate(v)]
-    found = result(locate, case)[0].astype(bool)
-    np.testing.assert_array_equal(found, expected)
-    place = int((~found).sum())
+    actual = result(locate, case)[0].astype(bool)
+    np.testing.assert_array_equal(actual, expected)
+    place = int((~actual).sum())
     assert place == n if sum(v) == 0 else v[place] > 0
 
 

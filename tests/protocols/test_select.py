@@ -38,8 +38,8 @@ RNG = np.random.default_rng(0)
 def case(
     shape: tuple[int, ...], form: str = "arith", bits: int = 64, choice: int | None = None
 ) -> Case:
-    """A random table [rows, entries, ...] of signed numbers of `bits` bits and random indices; with
-    a fixed choice, the table's numbers are the ring's edges.
+    """Return a random table [rows, entries, ...] of signed numbers of `bits` bits and random
+    indices; with a fixed choice, the table's numbers are the ring's edges.
     """
     half = 2 ** (bits - 1)
     table = RNG.integers(-half, half - 1, shape, endpoint=True)
@@ -168,8 +168,8 @@ def test_bytes_of_a_verification_step() -> None:
 def test_largest_table() -> None:
     x = case((1, MAX_ENTRIES), choice=MAX_ENTRIES - 2)
     outcome = run_op(select, x)
-    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
-    np.testing.assert_array_equal(found, selected(x))
+    words = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    np.testing.assert_array_equal(words, selected(x))
 
 
 def test_dtype_and_fraction_bits_stay() -> None:
@@ -177,8 +177,8 @@ def test_dtype_and_fraction_bits_stay() -> None:
     outcome = run_op(select, Case((table, np.array([4, 0, 2])), ("provider", "client")))
     for (value,) in outcome.outputs:
         assert (value.dtype, value.frac_bits) == (np.float32, FRAC_BITS)
-    found = reconstruct([o[0] for o in outcome.outputs])
-    np.testing.assert_allclose(found, selected(Case((table, np.array([4, 0, 2])), ())), atol=1e-5)
+    words = reconstruct([o[0] for o in outcome.outputs])
+    np.testing.assert_allclose(words, selected(Case((table, np.array([4, 0, 2])), ())), atol=1e-5)
 
 
 def test_views_of_more_entries() -> None:
@@ -427,7 +427,7 @@ def test_between_segments_on_real_spu(simulation: Simulation) -> None:
         values = [session.private(r, lambda a=a: a, a.shape, a.dtype) for r, a in arrays]
         return session.call(function, *values)
 
-    found = [reconstruct(pair) for pair in zip(*simulation.run(program), strict=True)]
-    for a, b in zip(found, plain, strict=True):
+    words = [reconstruct(pair) for pair in zip(*simulation.run(program), strict=True)]
+    for a, b in zip(words, plain, strict=True):
         np.testing.assert_allclose(a, b.value, atol=1e-3)
-    np.testing.assert_allclose(found[1], rows[np.arange(4), place], atol=1e-5)
+    np.testing.assert_allclose(words[1], rows[np.arange(4), place], atol=1e-5)

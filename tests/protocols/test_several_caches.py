@@ -167,7 +167,7 @@ def _share(rank: int, i: int, plain: np.ndarray, zero: bool) -> Arith:
 
 
 def _run(calls: Any, tile: int, zero: bool = False) -> tuple[Any, list[Cost], list[np.ndarray]]:
-    """Both parties' results, what each has said that they cost, and what numpy finds."""
+    """Return both parties' results, what each has said that they cost, and what numpy finds."""
     costs, wanted = [Cost(), Cost()], []
     cache = np.zeros((HEADS, CAP, D), np.int64)
 
@@ -215,8 +215,8 @@ def _run(calls: Any, tile: int, zero: bool = False) -> tuple[Any, list[Cost], li
 def test_any_sequence_of_calls(calls: Any, tile: int) -> None:
     """Results as numpy's, prices exact, no mask used twice by either party."""
     outcome, costs, wanted = _run(calls, tile)
-    found = [reconstruct_words(list(pair)) for pair in zip(*outcome.outputs, strict=True)]
-    for words, plain in zip(found, wanted, strict=True):
+    actual = [reconstruct_words(list(pair)) for pair in zip(*outcome.outputs, strict=True)]
+    for words, plain in zip(actual, wanted, strict=True):
         np.testing.assert_array_equal(words.view(np.int64), plain)
     client, provider = outcome.traffic
     assert costs[CLIENT] == costs[PROVIDER]

@@ -91,7 +91,7 @@ def test_three_tokens_follow_the_private_model_by_enumeration(seed: int, certain
 
 
 def step_outcomes(weights: Any, q: Any, prefix: tuple[int, ...]) -> Any:
-    """(emitted tokens, probability) over everything that one step can do."""
+    """Yield (emitted tokens, probability) over everything that one step can do."""
     for drafted in itertools.product(range(VOCAB), repeat=2):
         before = [prefix + drafted[:i] for i in range(3)]
         drawn = Fraction(1)
@@ -190,7 +190,7 @@ def test_lanes_follow_the_integer_model(simulation: Simulation, name: str) -> No
 
 
 def opened_of(k: int, x: int, vocab: int) -> list[tuple[str, list[bool]]]:
-    """All that may be opened to the client: functions of the emitted tokens."""
+    """Return all that may be opened to the client: functions of the emitted tokens."""
     size = int(np.ceil(np.sqrt(vocab)))
     block, inside = divmod(x, size)
     return [
@@ -301,7 +301,7 @@ def emitted_distribution(w: np.ndarray, q: np.ndarray, widths: Widths) -> np.nda
 
 
 def on_grid(weights: np.ndarray, draw: int) -> np.ndarray:
-    """How many of the 2^draw values of u fall on each weight, as a distribution."""
+    """Return how many of the 2^draw values of u fall on each weight, as a distribution."""
     prefix, total = np.cumsum(weights).astype(np.float64), float(weights.sum())
     below = np.ceil(prefix * 2.0**draw / total)  # of all u: those with u total < prefix 2^draw
     return np.diff(np.concatenate([[0.0], below])) / 2**draw

@@ -31,7 +31,7 @@ def words(block: bytes) -> np.ndarray:
 
 
 def slow_pi(block: bytes) -> bytes:
-    """AES-128 of one block, by itself."""
+    """Encrypt one block by AES-128, by itself."""
     encryptor = Cipher(algorithms.AES(KEY), modes.ECB()).encryptor()
     return encryptor.update(block) + encryptor.finalize()
 
@@ -56,18 +56,18 @@ def test_permutation_is_aes() -> None:
 def test_hash_of_an_array_is_the_hash_of_each_block(n: int, m: int, seed: int) -> None:
     prg, hashed = Prg.from_seed(seed, "blocks"), TweakedHash(KEY)
     x, tweaks = prg.words((n, 1, 2)), prg.words((m, 2))
-    found = hashed.finish(hashed.start(x), tweaks)
-    assert found.shape == (n, m, 2)
+    actual = hashed.finish(hashed.start(x), tweaks)
+    assert actual.shape == (n, m, 2)
     for i, j in itertools.product(range(n), range(m)):
-        assert found[i, j].tobytes() == slow_hash(x[i, 0].tobytes(), tweaks[j].tobytes())
+        assert actual[i, j].tobytes() == slow_hash(x[i, 0].tobytes(), tweaks[j].tobytes())
 
 
 def test_recorded_vector() -> None:
     hashed = TweakedHash(KEY)
     x = words(bytes.fromhex("00112233445566778899aabbccddeeff"))
     tweak = np.array([1, 2], np.uint64)
-    found = hashed.finish(hashed.start(x), tweak)
-    assert found.tobytes().hex() == "afa702538f394c5597b5f6da19edb3a8"
+    actual = hashed.finish(hashed.start(x), tweak)
+    assert actual.tobytes().hex() == "afa702538f394c5597b5f6da19edb3a8"
     with pytest.raises(ValueError, match="16 bytes"):
         TweakedHash(KEY + b"x")
 
@@ -150,7 +150,7 @@ def test_client_has_the_pad_of_its_entry_and_of_no_other(batch: Batch, data: Any
 
 
 def slow_pad(batch: Batch, pairs: list[np.ndarray], row: int, entry: int) -> bytes:
-    """From the definition in the module docstring, block by block."""
+    """Compute a pad from the definition in the module docstring, block by block."""
 
     def tweak(use: int, key: int, position: int) -> bytes:
         return (row << 2 | use).to_bytes(8, "little") + (key << 40 | position).to_bytes(8, "little")
@@ -229,8 +229,8 @@ def test_pieces_do_not_change_the_pads(batch: Batch, tile: int) -> None:
         # A line of short pads is never cut: it is far below the real size of a piece.
         transfer._TILE = max(tile, batch.columns * 16 if batch.slot < 16 else 0)
         np.testing.assert_array_equal(every_pad(batch, pairs), whole)
-        found = own_pads(TweakedHash(KEY), batch, choice, chosen_keys(pairs, choice))
-        np.testing.assert_array_equal(found, own)
+        actual = own_pads(TweakedHash(KEY), batch, choice, chosen_keys(pairs, choice))
+        np.testing.assert_array_equal(actual, own)
     finally:
         transfer._TILE = before
 
@@ -267,7 +267,7 @@ def test_other_pads_need_the_other_keys() -> None:
     pads = every_pad(batch, pairs)
 
     def attack(guesses: list[np.ndarray]) -> int:
-        """How many pads the client's keys and a guess of every d give."""
+        """Return how many pads the client's keys and a guess of every d give."""
         known = []
         for both, results, d in zip(masks, shares, guesses, strict=True):
             c, key = both[CLIENT][0][:, None], results[CLIENT][0]

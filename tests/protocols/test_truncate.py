@@ -39,7 +39,7 @@ class TestTruncate(OpContract):
     ]
 
     def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
-        """The top bit of either refreshed share, which a first message carries."""
+        """Return the top bit of either refreshed share, which a first message carries."""
         if case.static["how"] == "local":
             return []
         shift, words = common_stream().words(peer[0].shape), share_of(peer[0])
@@ -62,18 +62,18 @@ def test_distribution(shift: int, how: str) -> None:
         peers = np.int64(x).view(np.uint64) - shares
         inputs = [[Arith(words, np.dtype(np.int64), 0)] for words in (shares, peers)]
         no_words: Prg = NoWords()  # type: ignore[assignment]
-        (found,) = model(inputs, no_words, **static(shift, how, 24))  # type: ignore[arg-type]
-        found = found.astype(np.int64)
-        assert Fraction(int(found.sum()), unit) == Fraction(x, unit)
-        assert np.all(np.abs(found * unit - x) < unit)
+        (actual,) = model(inputs, no_words, **static(shift, how, 24))  # type: ignore[arg-type]
+        actual = actual.astype(np.int64)
+        assert Fraction(int(actual.sum()), unit) == Fraction(x, unit)
+        assert np.all(np.abs(actual * unit - x) < unit)
 
 
 @given(st.lists(st.integers(1 - 2**62, 2**62 - 1), min_size=1, max_size=9), st.integers(1, 62))
 def test_exact_is_floor(values: list[int], shift: int) -> None:
     x = np.array(values)
     outcome = run_op(truncate, Case((x,), ("arith",), static(shift, "exact")))
-    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
-    np.testing.assert_array_equal(found, x >> shift)
+    words = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    np.testing.assert_array_equal(words, x >> shift)
 
 
 @given(st.lists(st.integers(1 - 2**62, 2**62 - 1), min_size=1, max_size=9), st.integers(1, 62))
@@ -81,10 +81,10 @@ def test_unbiased_is_a_neighbour_and_keeps_multiples(values: list[int], shift: i
     x = np.array([*values, 0, 1 << shift if shift < 62 else 0])
     for form in ("arith", "degenerate"):
         outcome = run_op(truncate, Case((x,), (form,), static(shift, "unbiased")))
-        found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+        words = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
         floor = x >> shift
         exact = x == floor << shift
-        assert np.all((found == floor) | (~exact & (found == floor + 1)))
+        assert np.all((words == floor) | (~exact & (words == floor + 1)))
 
 
 def test_local_failures_are_as_rare_as_stated() -> None:

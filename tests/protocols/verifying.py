@@ -67,7 +67,7 @@ def integers_of(p: np.ndarray, bits: int = Widths.draft) -> np.ndarray:
 
 
 def model(step: Step, widths: Widths) -> tuple[int, int]:
-    """(k, token) of `token` by Python's integers; -1 is the rejected draft."""
+    """Return (k, token) of `token` by Python's integers; -1 is the rejected draft."""
     vocab = step.weights.shape[1]
     k = 0
     while k < len(step.drafts):
@@ -94,7 +94,7 @@ def model(step: Step, widths: Widths) -> tuple[int, int]:
 
 
 def place(weights: Sequence[int], u: int, draw: int) -> int:
-    """The first place whose prefix sum exceeds u / 2^draw of the total."""
+    """Return the first place whose prefix sum exceeds u / 2^draw of the total."""
     total, prefix = sum(weights), 0
     for i, w in enumerate(weights):
         prefix += w
@@ -125,15 +125,15 @@ class Recording(Ledger):
     def open(
         self, channel: Channel, rank: int, value: Value, to: Owner, label: str
     ) -> Public | Private:
-        found = super().open(channel, rank, value, to, label)
-        if found.value is not None:
-            self.values.append((label, found.value.reshape(-1).tolist()))
-        return found
+        actual = super().open(channel, rank, value, to, label)
+        if actual.value is not None:
+            self.values.append((label, actual.value.reshape(-1).tolist()))
+        return actual
 
 
 def shared(name: str, of: tuple[int, ...]) -> Any:
-    """`verify` of a variant on rows [d + 1, vocab] or [lane, d + 1, vocab] that both parties hold
-    half of.
+    """Return `verify` of a variant on rows [d + 1, vocab] or [lane, d + 1, vocab] that both parties
+    hold half of.
     """
     verifying = {
         "token": lambda w, of_client, of_provider: token.verify(w, of_client, of_provider),
@@ -167,11 +167,11 @@ def shared(name: str, of: tuple[int, ...]) -> Any:
 
 
 def of_one_lane(verify: Any) -> Any:
-    """`verify` without the lanes' axis."""
+    """Return `verify` without the lanes' axis."""
 
     def of_lane(*inputs: Any) -> Any:
-        found = verify(*jax.tree.map(lambda x: x[None], inputs))
-        return jax.tree.map(lambda x: x[0], found)
+        actual = verify(*jax.tree.map(lambda x: x[None], inputs))
+        return jax.tree.map(lambda x: x[0], actual)
 
     return of_lane
 
@@ -182,8 +182,8 @@ _FUNCTIONS: dict[tuple[str, tuple[int, ...]], Any] = {}
 def two_parties(
     simulation: Simulation, name: str, rows: np.ndarray, of_client: Any, of_provider: Any
 ) -> list[Seen]:
-    """Both parties' view of one verification of float rows [d + 1, vocab], or of several side by
-    side, lane first.
+    """Return both parties' view of one verification of float rows [d + 1, vocab], or of several
+    side by side, lane first.
     """
     key = name, rows.shape
     function = _FUNCTIONS.setdefault(key, shared(*key))
@@ -217,12 +217,12 @@ def two_parties(
 
 
 def follows(k: int, drafts: int) -> list[bool]:
-    """The bits that may be opened of where drafts stop."""
+    """Return the bits that may be opened of where drafts stop."""
     return [i >= k for i in range(drafts)]
 
 
 def token_inputs(step: Step, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Both parties' inputs to `token.verify`: their randomness has the step's as its xor."""
+    """Return both parties' inputs to `token.verify`: their randomness has the step's as its xor."""
     count, vocab = step.q.shape
     both = []
     of_provider = rng.integers(0, 2**31, count + 2).astype(np.int32)
@@ -234,6 +234,6 @@ def token_inputs(step: Step, rng: np.random.Generator) -> tuple[Any, Any]:
 
 
 def chi_square_p(counts: np.ndarray, p: np.ndarray) -> float:
-    """p-value of counts against a distribution."""
+    """Return p-value of counts against a distribution."""
     wanted = counts.sum() * p
     return float(chi2.sf(((counts - wanted) ** 2 / wanted).sum(), p.size - 1))

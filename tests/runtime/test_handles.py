@@ -37,7 +37,9 @@ def parties() -> Iterator[Simulation]:
 
 
 def scaled_product() -> SecureFunction:
-    """Another function each time, of equal content; its matrix is the provider's own work."""
+    """Return another function each time, of equal content; its matrix is the provider's own
+    work.
+    """
 
     def work(x: Any, w: Any) -> Any:
         return reveal(linear(x, w * 0.5, label="tests handles"), to=C, label="y")
@@ -46,7 +48,7 @@ def scaled_product() -> SecureFunction:
 
 
 def segment() -> SecureFunction:
-    """Likewise, with a product by SPU."""
+    """Return another function each time, of equal content, with a product by SPU."""
     return SecureFunction(lambda x, w: x @ w, (C, P), "segment")
 
 
@@ -87,8 +89,8 @@ class Counted:
         patch.setattr(where, name, counted)
 
     def take(self) -> list[str]:
-        found, self.calls = sorted(self.calls), []
-        return found
+        actual, self.calls = sorted(self.calls), []
+        return actual
 
 
 @pytest.fixture
@@ -109,8 +111,8 @@ def test_a_copy_of_weights_is_prepared_no_second_time(
 
         def program(session: PartySession) -> tuple[list[str], np.ndarray | None]:
             mark = len(session.meter.entries)
-            found = session.get(session.call(function, *arguments(session, w)))
-            return made(session, mark), found
+            actual = session.get(session.call(function, *arguments(session, w)))
+            return made(session, mark), actual
 
         return parties.run(program)
 
@@ -153,7 +155,7 @@ def test_other_weights_under_a_name_are_noticed(parties: Simulation) -> None:
 
 @pytest.fixture
 def runs_of_ops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Has an entry for every op that a dry run has run."""
+    """Yield a list that has an entry for every op which a dry run has run."""
     runs: list[int] = []
     source = dry_run._Source
 
@@ -173,12 +175,12 @@ def test_a_dry_run_with_a_copy_looks_nothing_up_again(
     def program(session: PartySession, w: np.ndarray) -> int:
         return session.demand(function, *arguments(session, w))[0].cost.messages
 
-    found = []
+    collected = []
     for w in (W, W.copy(), W + 1, W.copy()):
         parties.run(lambda session, w=w: program(session, w))  # type: ignore[misc]
-        found.append(len(runs_of_ops))
+        collected.append(len(runs_of_ops))
     # The client finds all in its first run; the provider keeps one matrix for each name.
-    assert found == [2, 2, 3, 4]
+    assert collected == [2, 2, 3, 4]
 
 
 def test_a_dry_run_keeps_so_many_results(
@@ -222,9 +224,9 @@ def test_what_a_call_takes_is_found_once(
             session.preprocess(function, *args)
         session.call(function, *args)
 
-    for ready, found in ((False, 4), (True, 4), (False, 8)):
+    for ready, actual in ((False, 4), (True, 4), (False, 8)):
         parties.run(lambda session, ready=ready: program(session, ready))  # type: ignore[misc]
-        assert len(asked) == found
+        assert len(asked) == actual
 
 
 def test_weights_inside_spu(parties: Simulation, counted: Counted) -> None:

@@ -50,9 +50,9 @@ def test_three_ways_agree(simulation: Simulation) -> None:
     plain = PlaintextSession().call(function, X_CLIENT, W_PROVIDER, constant)
     client, provider = simulation.run(lambda s: both(s, function, public(constant)))
     for name in plain:
-        found = reconstruct([client[name], provider[name]])
+        words = reconstruct([client[name], provider[name]])
         # SPU's tanh is off by up to 4e-3.
-        np.testing.assert_allclose(found, plain[name].value, atol=1e-2, err_msg=name)
+        np.testing.assert_allclose(words, plain[name].value, atol=1e-2, err_msg=name)
     assert client["signs"].value is not None and provider["signs"].value is None
     assert client["row"].value is None and provider["row"].value is not None
     np.testing.assert_array_equal(client["first"].value, provider["first"].value)

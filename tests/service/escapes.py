@@ -42,14 +42,14 @@ def way(needs: list[str] = NOTHING_NEEDED) -> Callable[[Callable[[], Any]], Call
 def call(number: int, *arguments: Any) -> int:
     """Make a call of the system; OSError where it is refused."""
     given = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    found = int(LIBC.syscall(ctypes.c_long(number), *given))
-    if found < 0:
+    actual = int(LIBC.syscall(ctypes.c_long(number), *given))
+    if actual < 0:
         raise OSError(ctypes.get_errno(), f"call {number}")
-    return found
+    return actual
 
 
 def calls(name: str, needs: list[str], number: int, *arguments: Any) -> None:
-    """A way that is one call; "victim" and "outside" among its arguments stand for these."""
+    """Try a way that is one call; "victim" and "outside" among its arguments stand for these."""
 
     def work() -> None:
         named = {"victim": AT["victim"], "outside": os.fsencode(AT["outside"])}
@@ -323,7 +323,7 @@ def outlive_the_supervisor() -> None:
 
 @way(KERNEL)
 def old_numbers_of_32_bits() -> None:
-    """getpid by `int 0x80`."""
+    """Call getpid by `int 0x80`."""
     page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     page.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))
@@ -381,5 +381,5 @@ if __name__ == "__main__":
         given = [confine_files([], [Path(AT["own"])]), confine_calls()]
     else:
         given = []
-    found = {name: (tried if AT["confined"] else apart)(name) for name in sys.argv[2:]}
-    print(json.dumps({"given": given, "found": found}), flush=True)
+    tries = {name: (tried if AT["confined"] else apart)(name) for name in sys.argv[2:]}
+    print(json.dumps({"given": given, "found": tries}), flush=True)

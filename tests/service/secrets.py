@@ -24,27 +24,29 @@ CHUNK = 1 << 22
 
 
 def prompt_needles(text: str, private: Path) -> Needles:
-    """The prompt, its tokens, their one-hot rows, and their embeddings in the private model."""
+    """Return the prompt, its tokens, their one-hot rows, and their embeddings in the private
+    model.
+    """
     ids = np.array(Tokenizer.load(private).encode(text))
     assert len(set(ids.tolist())) > 16, "a prompt that nothing else looks like"
     config, params = load_model(private)
-    found = {"text": text.encode(), "JSON": ", ".join(map(str, ids)).encode()}
-    found |= {f"ids as {kind}": data for kind, data in _forms(ids, "int32 int64 uint16").items()}
+    tokens = {"text": text.encode(), "JSON": ", ".join(map(str, ids)).encode()}
+    tokens |= {f"ids as {kind}": data for kind, data in _forms(ids, "int32 int64 uint16").items()}
     one_hot = np.eye(config.vocab_size)[ids[:ROWS]].ravel()
     first, last = np.flatnonzero(one_hot)[[0, -1]]
     for kind, data in _forms(one_hot[first : last + 1], "int8 int32 int64").items():
-        found[f"one-hot as {kind}"] = data
+        tokens[f"one-hot as {kind}"] = data
     for name, weights in (("", params), ("folded ", fold(params, config))):
         rows = np.asarray(weights["wte"])[ids] + np.asarray(weights["wpe"])[: len(ids)]
         for i, row in enumerate(rows[1 : 1 + ROWS]):
-            found |= {f"{name}embedding {i} as {k}": data for k, data in _forms(row).items()}
-    return found
+            tokens |= {f"{name}embedding {i} as {k}": data for k, data in _forms(row).items()}
+    return tokens
 
 
 def weight_needles(private: Path) -> Needles:
-    """The middle row and the middle column of each matrix of the model."""
+    """Return the middle row and the middle column of each matrix of the model."""
     config, params = load_model(private)
-    found: Needles = {}
+    actual: Needles = {}
     for name, weights in (("", params), ("folded ", fold(params, config))):
         for path, leaf in jax.tree_util.tree_leaves_with_path(weights):
             matrix = np.asarray(leaf)
@@ -54,8 +56,8 @@ def weight_needles(private: Path) -> Needles:
             for line, words in (("row", matrix), ("column", matrix.T)):
                 window = words[len(words) // 2][1:17]  # without token 0, which is set by hand
                 for kind, data in _forms(window).items():
-                    found[f"{name}{jax.tree_util.keystr(path)} {line} as {kind}"] = data
-    return found
+                    actual[f"{name}{jax.tree_util.keystr(path)} {line} as {kind}"] = data
+    return actual
 
 
 def _forms(values: np.ndarray, integers: str = "") -> Needles:
@@ -78,33 +80,33 @@ def search(needles: Mapping[str, bytes], places: Iterable[bytes]) -> set[str]:
 
     def inside(place: bytes, start: int) -> set[str]:
         chunk = place[start : start + CHUNK + longest]
-        found: set[str] = set()
+        collected: set[str] = set()
         for shift in range(8):
             words = np.frombuffer(chunk[shift : shift + (len(chunk) - shift) // 8 * 8], "u8")
             at = np.flatnonzero(heads[_hash(words)])
             for i in at[np.isin(words[at], known)].tolist():
                 names = first[int(words[i])]
-                found |= {n for n in names if chunk.startswith(needles[n], 8 * i + shift)}
-        return found
+                collected |= {n for n in names if chunk.startswith(needles[n], 8 * i + shift)}
+        return collected
 
-    found: set[str] = set()
+    collected: set[str] = set()
     # numpy lets threads work side by side; of gigabytes there is one place at a time.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for place in places:
-            found |= {name for name in common if needles[name] in place}
+            collected |= {name for name in common if needles[name] in place}
             pieces = [pool.submit(inside, place, start) for start in range(0, len(place), CHUNK)]
-            found = found.union(*(piece.result() for piece in pieces))
-    return found
+            collected = collected.union(*(piece.result() for piece in pieces))
+    return collected
 
 
 def _hash(words: np.ndarray) -> np.ndarray:
-    """16 bits of each word, as indices."""
+    """Return 16 bits of each word, as indices."""
     return ((words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(48)).view(np.intp)
 
 
 def memory(pid: int) -> bytes:
-    """What a process can write, and files without a name that it shares, as they are now, less
-    blocks that are all zeros.
+    """Return what a process can write, and files without a name that it shares, as they are now,
+    less blocks that are all zeros.
     """
     held = bytearray()
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:

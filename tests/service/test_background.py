@@ -1,5 +1,5 @@
-"""Correlated randomness made beside steps, between two processes: when, at what cost, and how it
-ends.
+"""Correlated randomness made in the background of steps, between two processes: when, at what cost,
+and how it ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_only_a_slow_network_has_it_at_the_same_cost(
     """
     options = ["--prompt", "def read(", "--standard", "--max-new-tokens", "6", "--seed", "5"]
     options += ["--temperature", "0"]
-    found: dict[str, Any] = {}
+    collected: dict[str, Any] = {}
     for network in ("local", "lan"):
         file = tmp_path / f"{network}.json"
         command = start(
@@ -40,8 +40,8 @@ def test_only_a_slow_network_has_it_at_the_same_cost(
             XDG_CACHE_HOME=str(tmp_path / network),  # both fetch the hints
         )
         assert command.wait(RUN_S) == 0, command.stderr
-        found[network] = json.loads(file.read_text())
-    local, lan = found["local"], found["lan"]
+        collected[network] = json.loads(file.read_text())
+    local, lan = collected["local"], collected["lan"]
     assert local["made_beside"] == {"batches": 0, "seconds": 0.0}
     assert lan["made_beside"]["batches"] > 0 and lan["made_beside"]["seconds"] > 0
     for name in ("token_ids", "text", "steps", "messages"):

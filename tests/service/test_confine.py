@@ -93,8 +93,8 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
             timeout=60,
         )
         assert done.returncode == 0, done.stderr
-        found: dict[str, object] = json.loads(done.stdout)
-        return found
+        content: dict[str, object] = json.loads(done.stdout)
+        return content
     finally:
         subprocess.run(["rm", "-rf", str(root)], check=True)
 
@@ -233,15 +233,15 @@ def test_a_worker_reads_its_own_files_alone(start: Start, pair: Pair, tmp_path: 
     secret = tmp_path / "secret"
     secret.write_bytes(b"12345")
     own = pair.public / "config.json"
-    found = []
+    collected = []
     for path in (secret, own):
         stub = f"client:prefilling:tries {path}"
         server = start(*pair.serve("--once"), stub="")
         client = start(*pair.generate(server.until_listening()), stub=stub)
         assert client.wait(60) == 0, client.stderr
-        found.append(client.stderr)
-    assert "cannot read: Permission denied" in found[0]
-    assert f"read {own.stat().st_size} bytes" in found[1]
+        collected.append(client.stderr)
+    assert "cannot read: Permission denied" in collected[0]
+    assert f"read {own.stat().st_size} bytes" in collected[1]
 
 
 @pytest.mark.parametrize("role", ["client", "provider"])

@@ -51,8 +51,8 @@ def _run(targets: dict[str, Any], ways: Sequence[str]) -> subprocess.CompletedPr
 
 
 def _arrived(sockets: dict[str, socket.socket]) -> list[str]:
-    """Which of them have heard something; then they are as before."""
-    found = []
+    """Return which of them have heard something; then they are as before."""
+    collected = []
     for name, sock in sockets.items():
         sock.setblocking(False)
         try:
@@ -61,10 +61,10 @@ def _arrived(sockets: dict[str, socket.socket]) -> list[str]:
                     sock.accept()[0].close()
                 else:
                     sock.recvmsg(64, 64)
-                found.append(name)
+                collected.append(name)
         except BlockingIOError:
             pass
-    return sorted(set(found))
+    return sorted(set(collected))
 
 
 def _outside(folder: Path, opened: ExitStack) -> Iterator[tuple[str, Any]]:
@@ -130,13 +130,13 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
         confined = json.loads(done.stdout)
         if confined["given"] != [True, True]:
             pytest.skip("this kernel, or this processor, has no Landlock or no such filter")
-        found = confined["found"]
+        actual = confined["found"]
         killed = _run(targets | {"confined": True}, [KILLS])
-        found[KILLS] = {0: "done"}.get(killed.returncode, signal.Signals(-killed.returncode).name)
+        actual[KILLS] = {0: "done"}.get(killed.returncode, signal.Signals(-killed.returncode).name)
         arrived, kept = _arrived(sockets), limits.read_text() == before
         free = _run(targets | {"confined": False}, list(WAYS))
         assert free.returncode == 0, free.stderr
-        yield Tried(found, json.loads(free.stdout)["found"], arrived, _arrived(sockets), kept)
+        yield Tried(actual, json.loads(free.stdout)["found"], arrived, _arrived(sockets), kept)
 
 
 def test_there_are_at_least_sixty() -> None:

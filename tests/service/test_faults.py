@@ -29,8 +29,8 @@ Cases = list[tuple[Any, ...]]
 
 
 def cases(names: str, default: Cases, on_stubs: Cases, others: Cases | None = None) -> Any:
-    """The `default` cases on a model; some on stubs, and as slow ones on a model, where the others
-    run, too: each of their values stands among the cases before them.
+    """Return the `default` cases on a model; some on stubs, and as slow ones on a model, where the
+    others run, too: each of their values stands among the cases before them.
     """
     on_model = [("model", *case) for case in default]
     stubs = [("stub", *case) for case in on_stubs]
@@ -39,7 +39,7 @@ def cases(names: str, default: Cases, on_stubs: Cases, others: Cases | None = No
 
 
 def held(program: str, phase: str) -> str | None:
-    """What stubs do so that `phase` lasts; a model's run is long enough by itself."""
+    """Return what stubs do so that `phase` lasts; a model's run is long enough by itself."""
     shown = "preparing" if phase == "starting" else phase
     return f"client:{shown}:holds" if program == "stub" else None
 
@@ -59,7 +59,7 @@ def demo(start: Start, pair: Pair) -> Callable[[str, str], Command]:
 
 @pytest.fixture
 def both(start: Start, pair: Pair) -> Callable[[str, str], tuple[Command, Command]]:
-    """The same for a server of one session and its client."""
+    """Return the same for a server of one session and its client."""
 
     def run(program: str, phase: str) -> tuple[Command, Command]:
         stub = held(program, phase)
@@ -73,7 +73,7 @@ def both(start: Start, pair: Pair) -> Callable[[str, str], tuple[Command, Comman
 
 
 def check_streamed(command: Command, phase: str) -> None:
-    """What was streamed before the end stays, on a line of its own."""
+    """Check that what was streamed before the end stays, on a line of its own."""
     if phase == "decoding":
         assert command.stdout.startswith(PROMPT) and command.stdout.endswith("\n")
     else:

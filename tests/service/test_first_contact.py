@@ -44,7 +44,7 @@ class Provider:
 
 @pytest.fixture
 def provider(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
-    """In this process, in the clear; with a cache of its own."""
+    """Yield a provider in this process, in the clear; with a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     control = ControlServer()
 
@@ -79,13 +79,13 @@ def test_it_is_fetched_once_and_kept(
     provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_contact, "PART_BYTES", len(provider.document) // 2 - 1)
-    found = text_format(provider.server)
-    assert found.text.document == provider.document
-    assert found.path.read_bytes() == provider.document
-    assert (kept(tmp_path), len(provider.asked)) == ([found.path], 4)
-    assert found.path.stat().st_mode & 0o077 == 0
+    actual = text_format(provider.server)
+    assert actual.text.document == provider.document
+    assert actual.path.read_bytes() == provider.document
+    assert (kept(tmp_path), len(provider.asked)) == ([actual.path], 4)
+    assert actual.path.stat().st_mode & 0o077 == 0
     again = text_format(provider.server)
-    assert (again.path, len(provider.asked)) == (found.path, 5), "one call, without a part"
+    assert (again.path, len(provider.asked)) == (actual.path, 5), "one call, without a part"
 
 
 def test_another_document_and_a_damaged_one_are_fetched(
@@ -168,12 +168,12 @@ def test_what_is_kept_is_of_one_certificate(
 ) -> None:
     """And comes from one: another one that answers in between is refused."""
     answering: list[str | None] = ["a" * 64, "b" * 64]
-    found = Document(hashlib.sha256(provider.document).hexdigest(), provider.document)
+    actual = Document(hashlib.sha256(provider.document).hexdigest(), provider.document)
 
     def asked(server: Server, offset: int, most: int) -> first_contact._Answer:
-        part = found.content[offset : offset + most]
+        part = actual.content[offset : offset + most]
         fingerprint = answering[0] if most == 0 else answering[-1]
-        return first_contact._Answer(found.digest, len(found.content), part, fingerprint)
+        return first_contact._Answer(actual.digest, len(actual.content), part, fingerprint)
 
     monkeypatch.setattr(first_contact, "_asked", asked)
     with pytest.raises(PeerError, match="changed while it was sent"):

@@ -19,14 +19,14 @@ FILES = ("app/test_wire_faults.py", "app/test_tickets.py", "net/test_control.py"
 
 
 def descendants(pid: int) -> list[Process]:
-    """The living processes that `pid` started, and they, and so on."""
+    """Return the living processes that `pid` started, and they, and so on."""
     everybody = all_processes()
-    found, parents = [], {pid}
+    actual, parents = [], {pid}
     while parents:
         children = [process for process in everybody if process.parent in parents]
-        found += children
+        actual += children
         parents = {child.pid for child in children}
-    return found
+    return actual
 
 
 @pytest.mark.slow

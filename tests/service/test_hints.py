@@ -90,7 +90,7 @@ def test_two_providers_certificates_have_two_folders(
     """Of one model, which the providers' side has one folder of."""
     for name in ("client", "one", "two"):
         identity.make(tmp_path / name, f"{name}.example", 1)
-    found = []
+    collected = []
     for name in ("one", "two"):
         server = start(
             "serve",
@@ -114,8 +114,8 @@ def test_two_providers_certificates_have_two_folders(
             XDG_CACHE_HOME=str(tmp_path),
         )
         assert client.wait(RUN_S) == 0 and server.wait(END_S) == 0, client.stderr
-        found.append({path.name for path in hints_in(tmp_path, "client").iterdir()})
-    assert len(found[0]) == 1 and len(found[1]) == 2 and found[0] < found[1]
+        collected.append({path.name for path in hints_in(tmp_path, "client").iterdir()})
+    assert len(collected[0]) == 1 and len(collected[1]) == 2 and collected[0] < collected[1]
     assert len(list(hints_in(tmp_path, "provider").iterdir())) == 1
 
 

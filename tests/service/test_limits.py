@@ -205,7 +205,9 @@ def test_one_certificate_has_half_of_the_places(options: list[str], of_one: int)
 def calling(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Sessions, Callable[[], None]]]:
-    """A provider that gives a client 300 kB an hour, and a call of a client with a certificate."""
+    """Yield a provider that gives a client 300 kB an hour, and a call of a client with a
+    certificate.
+    """
     for name in ("provider", "client"):
         identity.make(tmp_path / name, f"{name}.example", 30)
     own, client = (

@@ -41,7 +41,7 @@ class Served:
             met.tcp.close()
 
     def start(self, origin: str) -> socket.socket:
-        """The other end of a caller's connection."""
+        """Return the other end of a caller's connection."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             sock = socket.create_connection(listener.getsockname())
             tcp = TcpStream(listener.accept()[0])

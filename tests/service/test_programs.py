@@ -59,7 +59,7 @@ SUM = "sum_study:PROGRAM"
 
 @pytest.fixture
 def study(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A study by one file and one line, here and in all processes that are started."""
+    """Return a study by one file and one line, here and in all processes that are started."""
     monkeypatch.syspath_prepend(str(STUB))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STUB), str(ROOT)]))
     monkeypatch.setenv("SPU_LLM_STUDY", f"sum={SUM}")
@@ -128,11 +128,11 @@ def test_a_worker_s_peer_knows_the_session(theirs: str) -> None:
 
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(meet, PROVIDER, "ours"), pool.submit(meet, CLIENT, theirs)]
-        found = [one.result(20) for one in both]
+        collected = [one.result(20) for one in both]
     if theirs == "ours":
-        assert found == [b"of 0", b"of 1"]
+        assert collected == [b"of 0", b"of 1"]
     else:
-        assert all("a stranger is at the other end" in str(error) for error in found)
+        assert all("a stranger is at the other end" in str(error) for error in collected)
 
 
 def test_what_a_provider_cannot_start_with_is_reported(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.vault.commands import engine, vault
 
 @contextlib.contextmanager
 def hangups(disposition: signal.Handlers) -> Iterator[None]:
-    """What a process that is started in it inherits: under nohup, SIGHUP is ignored."""
+    """Yield what a process that is started in it inherits: under nohup, SIGHUP is ignored."""
     before = signal.signal(signal.SIGHUP, disposition)
     try:
         yield
@@ -57,7 +57,7 @@ class Watched:
         self.used.append(text)
 
     def look(self) -> list[str]:
-        """What is said at the next look."""
+        """Return what is said at the next look."""
         before = len(self.lines)
         self.renewal.look(self.use)
         return self.lines[before:]
@@ -162,8 +162,8 @@ def test_what_only_a_restart_changes_is_named_and_stays(folders: Path, tmp_path:
     with hangups(signal.SIG_IGN):
         _, renewal = reloading.loaded(
             options,
-            lambda found: made.append(found) or found,  # type: ignore[arg-type,func-returns-value]
-            lambda found: {"trust": identity.load(found.identity, found.trust)},
+            lambda actual: made.append(actual) or actual,  # type: ignore[arg-type,func-returns-value]
+            lambda actual: {"trust": identity.load(actual.identity, actual.trust)},
         )
     file.write_text(table.replace("'a'", "'b'") + "sessions = 7\nonce = true\n")
     loaded = renewal._again()
@@ -260,7 +260,9 @@ def test_split_serve_reloads(start: Start, pair: Pair, folders: Path) -> None:
 
 @pytest.fixture
 def met(folders: Path) -> Callable[[int, str, str], bool]:
-    """Whether a process of vault mode that listens there is this one, and lets this one in."""
+    """Return whether a process of vault mode that listens there is this one, and lets this one
+    in.
+    """
 
     def meets(port: int, own: str, other: str) -> bool:
         known = identity.load(folders / own, folders / other / CERTIFICATE)

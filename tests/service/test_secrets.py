@@ -33,14 +33,14 @@ def weights(pair: Pair) -> Needles:
 
 
 def on_wire(tap: Tap) -> list[bytes]:
-    """All bytes of both directions, whole again where frames had cut them."""
+    """Return all bytes of both directions, whole again where frames had cut them."""
     return [bytes(tap.calls[side]) for side in tap.calls] + [
         data for side in tap.wire for data in tap.streams(side)
     ]
 
 
 def held_by(command: Command) -> list[bytes]:
-    """The memory of a party's supervisor and worker, whose work stands still meanwhile."""
+    """Return the memory of a party's supervisor and worker, whose work stands still meanwhile."""
     processes = command.processes()
     assert sorted(p.is_worker for p in processes) == [False, True]
     for process in processes:

@@ -17,7 +17,7 @@ LISTENS = "0A"  # as /proc/net/tcp has it
 
 
 def listening(process: Process) -> set[tuple[str, int]]:
-    """The network namespace and the port of every socket of this process that listens."""
+    """Return the network namespace and the port of every socket of this process that listens."""
     inodes = set()
     for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
         try:
@@ -27,13 +27,13 @@ def listening(process: Process) -> set[tuple[str, int]]:
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     place = os.readlink(f"/proc/{process.pid}/ns/net")
-    found = set()
+    collected = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTENS and fields[9] in inodes:
-                found.add((place, int(fields[1].rpartition(":")[2], 16)))
-    return found
+                collected.add((place, int(fields[1].rpartition(":")[2], 16)))
+    return collected
 
 
 def test_only_the_provider_s_port_can_be_reached(start: Start, pair: Pair) -> None:
@@ -49,8 +49,8 @@ def test_only_the_provider_s_port_can_be_reached(start: Start, pair: Pair) -> No
     assert len(workers) == 2
     if os.readlink(f"/proc/{workers[0].pid}/ns/net") == here:
         pytest.skip("network namespaces are not allowed: workers listen on loopback")
-    found = set().union(*map(listening, processes))
-    assert {at for at in found if at[0] == here} == {(here, port)}
+    collected = set().union(*map(listening, processes))
+    assert {at for at in collected if at[0] == here} == {(here, port)}
     # Both workers listen, SPU among them, where nobody else is.
     apart = [listening(worker) for worker in workers]
     assert all(apart) and not {at for own in apart for at in own if at[0] == here}

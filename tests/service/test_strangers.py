@@ -33,7 +33,7 @@ HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 
 
 def hello() -> bytes:
-    """How a client begins, in TLS."""
+    """Return how a client begins, in TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     memory = tls.Memory()
@@ -112,7 +112,7 @@ class Known:
             self.begin(source).close()
 
     def begin(self, source: str) -> Messages:
-        """A request, as far as the model that it is for."""
+        """Return a request, as far as the model that it is for."""
         messages = Messages(self.connect(source), "the server", KNOWN_S)
         try:
             messages.say("hello")
@@ -133,7 +133,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(start_shared: Start, pair: Pair, folders: Path) -> Iterator[Callable[[str], Known]]:
-    """Each of the three that listen, started when it is asked for."""
+    """Yield each of the three that listen, started when it is asked for."""
     made: dict[str, Known] = {}
 
     def options(own: str, other: str) -> list[str]:

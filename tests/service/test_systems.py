@@ -28,7 +28,9 @@ from tests.kit.processes import STUB
 
 @contextmanager
 def provider(model: Path, system: ServedSystem) -> Iterator[Server]:
-    """A provider of one session in this process, its worker in another; what ended it is raised."""
+    """Yield a provider of one session in this process, its worker in another; what ended it is
+    raised.
+    """
     options = ServeOptions.rehearsal(model, system=system)
     ports: Queue[int] = Queue()
     errors: list[Exception] = []
@@ -51,7 +53,7 @@ def provider(model: Path, system: ServedSystem) -> Iterator[Server]:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The toy system, registered; its workers find it where this process does."""
+    """Return the toy system, registered; its workers find it where this process does."""
     monkeypatch.syspath_prepend(str(STUB))
     monkeypatch.setitem(programs.SERVED, "larger", "toy_system.program:PROGRAM")
     program, served = map(import_module, ("toy_system.program", "toy_system.served"))

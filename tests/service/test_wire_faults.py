@@ -47,7 +47,9 @@ Ask = Callable[..., Command]
 
 @pytest.fixture(scope="module")
 def server(start_shared: Start, pair: Pair, known: Known) -> tuple[Command, int]:
-    """With one place, and stubs in its workers; clients have had how text is written."""
+    """Yield a server with one place, and stubs in its workers; clients have had how text is
+    written.
+    """
     command = start_shared(
         "serve",
         "--model",

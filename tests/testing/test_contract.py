@@ -97,7 +97,7 @@ def _leaks_in_an_unread_message(party: Party, x: Value, *, rounds: int) -> Value
 
 
 def _bypasses_the_party(party: Party, x: Value, *, rounds: int) -> Value:
-    """The share goes straight over the channel instead of a masked word."""
+    """Return the share goes straight over the channel instead of a masked word."""
     assert isinstance(x, Arith)
     party.mask(x.shape)
     party.channel.send(x.words.tobytes())

@@ -36,7 +36,7 @@ def contract_of(op: ProtocolOp, two_party: Any, *cases: Case, **attributes: Any)
 
 
 def keeps_the_rest(contract: OpContract) -> None:
-    """All but what is sent is as it should be."""
+    """Check that all but what is sent is as it should be."""
     contract.test_result_is_the_reference()
     contract.test_cost_is_as_declared()
     contract.test_opens_what_is_declared()
@@ -48,7 +48,7 @@ SHARED = Case((np.arange(6) << 40,), ("arith",), {"rounds": 2})
 
 
 def _reshare(party: Party, x: Arith, mask: Any) -> Arith:
-    """`toy_reshare` in two rounds, the second under mask(party)."""
+    """Return `toy_reshare` in two rounds, the second under mask(party)."""
     words = x.words
     first, _unused = party.mask(x.shape), party.mask(x.shape)
     for mine in (first, mask(party)):
@@ -58,13 +58,13 @@ def _reshare(party: Party, x: Arith, mask: Any) -> Arith:
 
 
 def _known_later_mask(party: Party, x: Value, *, rounds: int) -> Value:
-    """The second message's mask is a word that the peer has, too."""
+    """Return the second message's mask is a word that the peer has, too."""
     assert isinstance(x, Arith)
     return _reshare(party, x, lambda p: KNOWN[p.rank :: 2][: x.words.size].reshape(x.shape))
 
 
 def _mask_of_a_stream_of_its_own(party: Party, x: Value, *, rounds: int) -> Value:
-    """... of a stream that the peer can make, made while the op runs."""
+    """Return ... of a stream that the peer can make, made while the op runs."""
     assert isinstance(x, Arith)
     return _reshare(party, x, lambda p: Prg.from_seed(p.rank, "known").words(x.shape))
 
@@ -99,7 +99,7 @@ WIDE = Case((ROWS_OF_16, np.arange(3 * K).reshape(K, 3)), ("arith", "provider"),
 def _leaves_the_middle_open(
     party: Party, x: Value, w: Value, *, label: str, shift: int | None = None, lift: int = LIFT
 ) -> Arith:
-    """`linear` with words 3..12 of every row unmasked."""
+    """Return `linear` with words 3..12 of every row unmasked."""
     assert isinstance(x, Arith) and isinstance(w, Private)
     (rows, k), lifted = x.shape, x.words << np.uint64(lift)
     cut = cut_bits(x.dtype, shift) + lift
@@ -129,9 +129,9 @@ def test_the_middle_columns_of_a_row() -> None:
         contract.test_messages_are_masked()
     rows = Case((np.repeat(ROWS_OF_16[:1], ROWS, axis=0), WIDE.inputs[1]), WIDE.forms, WIDE.static)
     assert distinguish(linear, rows, PROVIDER, fresh=True) == []
-    found = distinguish(contract.op, rows, PROVIDER, fresh=True)
+    actual = distinguish(contract.op, rows, PROVIDER, fresh=True)
     for column in range(K):
-        known = any(f"relation of incoming 0.0.{column} " in name for name in found)
+        known = any(f"relation of incoming 0.0.{column} " in name for name in actual)
         assert known == (3 <= column <= 12), column
 
 

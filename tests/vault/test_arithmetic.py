@@ -55,8 +55,8 @@ def test_text_and_logits_are_those_of_the_whole_model(name: str, users: int, pub
         texts.append(rows[-1].argmax(-1))
     for i, prompt in enumerate(prompts):
         expected = is_greedy(config, params, prompt, [int(t[i]) for t in texts])
-        found = np.stack([r[i] for r in rows])
-        assert np.abs(found - found.mean(-1, keepdims=True) - expected).max() < WITHIN
+        actual = np.stack([r[i] for r in rows])
+        assert np.abs(actual - actual.mean(-1, keepdims=True) - expected).max() < WITHIN
     floats = floats_per_layer(config) * config.layers * (STEPS - 1) * users
     assert vaults.floats == floats
 

@@ -57,8 +57,8 @@ def shared(start_shared: Start, pair: Pair) -> tuple[Engine, Engine]:
 
 def result(command: Command, path: Path) -> dict[str, Any]:
     assert command.wait(RUN_S) == 0, command.stderr
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
 def prompt_tokens(model: Path) -> list[int]:
@@ -70,15 +70,15 @@ def prompt_tokens(model: Path) -> list[int]:
 def test_text_is_that_of_the_plain_model_and_bytes_are_exact(
     shared: tuple[Engine, Engine], ask: Callable[..., Command], pair: Pair, tmp_path: Path
 ) -> None:
-    found = result(ask(shared[1].port, "--insecure", "--json", "r.json"), tmp_path / "r.json")
+    actual = result(ask(shared[1].port, "--insecure", "--json", "r.json"), tmp_path / "r.json")
     config, params = load_model(pair.private)
-    is_greedy(config, params, prompt_tokens(pair.private), found["token_ids"])
+    is_greedy(config, params, prompt_tokens(pair.private), actual["token_ids"])
     steps = TOKENS - 1
     floats = floats_per_layer(config) * config.layers * steps
     # Logits go to the vault, which samples, and tokens back; the last one goes to nobody.
     sampling = 4 * (VOCAB * steps + TOKENS)
-    assert sum(found["bytes"]["decode"].values()) == 4 * floats + sampling
-    assert "it determines the prompt's tokens" in str(found["learned"]["engine"])
+    assert sum(actual["bytes"]["decode"].values()) == 4 * floats + sampling
+    assert "it determines the prompt's tokens" in str(actual["learned"]["engine"])
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_obfuscated_text_is_that_of_the_prompt_alone(
     how: list[str],
 ) -> None:
     """Output invariance, among fakes: the user's own text is what comes out."""
-    found = result(
+    actual = result(
         ask(
             shared[1].port,
             "--insecure",
@@ -134,10 +134,10 @@ def test_obfuscated_text_is_that_of_the_prompt_alone(
         tmp_path / "r.json",
     )
     config, params = load_model(pair.private)
-    is_greedy(config, params, prompt_tokens(pair.private), found["token_ids"])
-    fakes = found["obfuscation"]["fakes"]
+    is_greedy(config, params, prompt_tokens(pair.private), actual["token_ids"])
+    fakes = actual["obfuscation"]["fakes"]
     assert 2 <= fakes <= 6
-    told = str(found["learned"]["engine"])
+    told = str(actual["learned"]["engine"])
     assert f"{fakes + 1} prompts, one of them the user's" in told
     assert ("which is wrong" in told) == ("--as-published" in how)
 
@@ -212,9 +212,9 @@ def test_vault_that_dies_ends_its_user_and_no_other(
     users[0].until_phase("decoding")
     kept[0].command.send(signal.SIGKILL)
     users[0].assert_failed(1, "the vault is lost", within_s=END_S)
-    found = result(users[1], tmp_path / "1.json")
+    actual = result(users[1], tmp_path / "1.json")
     config, params = load_model(pair.private)
-    is_greedy(config, params, prompt_tokens(pair.private), found["token_ids"])
+    is_greedy(config, params, prompt_tokens(pair.private), actual["token_ids"])
 
 
 def test_vault_that_stops_does_not_hold_the_others(

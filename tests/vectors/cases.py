@@ -85,20 +85,20 @@ class Case:
 
 @functools.cache
 def all_ops() -> dict[str, ProtocolOp]:
-    """Every op of the repository, by its name."""
+    """Return every op of the repository, by its name."""
     names = [m.name for m in pkgutil.walk_packages(protocols.__path__, "protocols.")]
-    found: dict[str, ProtocolOp] = {}
+    collected: dict[str, ProtocolOp] = {}
     for name in (*names, "spu_llm.core.reveal", "spu_llm.testing.toy"):
         for value in vars(importlib.import_module(name)).values():
             if isinstance(value, ProtocolOp):
-                assert found.setdefault(value.name, value) is value, f"two ops {value.name}"
-    return found
+                assert collected.setdefault(value.name, value) is value, f"two ops {value.name}"
+    return collected
 
 
 def _one(
     name: str, op: ProtocolOp, *inputs: tuple[Any, str], error: int | None = 0, **static: Any
 ) -> Case:
-    """A case of one call."""
+    """Return a case of one call."""
     given = tuple(Given(np.asarray(x), form) for x, form in inputs)
     return Case(name, (Call(op, given, static, error),))
 
@@ -145,8 +145,8 @@ EMPTY = Given(np.zeros((HEADS, POSITIONS, DEPTH), FLOAT), "public")
 
 
 def _decoding(op: ProtocolOp, width: int) -> Case:
-    """Two positions and one; one position of the second is then written again (a rejected draft).
-    Each product opens only rows that are new since the last one.
+    """Return two positions and one; one position of the second is then written again (a rejected
+    draft). Each product opens only rows that are new since the last one.
     """
 
     def product(cache: int, queries: int, seed: int) -> Call:
@@ -183,8 +183,8 @@ def _of_known_rows(op: ProtocolOp, width: int) -> Case:
 
 
 def _of_several(op: ProtocolOp, width: int) -> Case:
-    """The provider's rows and a cache in one call, twice: units of four queries, of which the
-    second call uses up those of the first, so that all rows are opened again.
+    """Return the provider's rows and a cache in one call, twice: units of four queries, of which
+    the second call uses up those of the first, so that all rows are opened again.
     """
 
     def product(queries: int, seed: int) -> Call:

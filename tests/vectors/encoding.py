@@ -33,8 +33,8 @@ def files() -> list[Path]:
 
 
 def version_line() -> str:
-    """The version of all protocols, and a digest of all vectors, of the exact figures of steps and
-    of the versions of what is prepared without SPU, as the file VERSION has them.
+    """Return the version of all protocols, and a digest of all vectors, of the exact figures of
+    steps and of the versions of what is prepared without SPU, as the file VERSION has them.
     """
     content = hashlib.sha256(f"{versions.SILENT}, {versions.PACKED}".encode())
     content.update(json.dumps(saved.load("exact"), sort_keys=True).encode())
@@ -57,7 +57,7 @@ def text_of(recorded: Json) -> str:
 
 
 def _lines(recorded: Any, margin: int) -> str:
-    """JSON in lines of up to 100 characters, but for strings that are longer."""
+    """Write JSON in lines of up to 100 characters, but for strings that are longer."""
     short = json.dumps(recorded)
     if margin + len(short) < 99 or not isinstance(recorded, dict | list):
         return short
@@ -76,12 +76,12 @@ def _lines(recorded: Any, margin: int) -> str:
 
 
 def to_hex(array: np.ndarray) -> str:
-    """The elements in order, each little-endian."""
+    """Return the elements in order, each little-endian."""
     return array.astype(array.dtype.newbyteorder("<")).tobytes().hex()
 
 
 def from_hex(text: str, dtype: Any, shape: Sequence[int]) -> np.ndarray:
-    """ValueError when the size is not that of the shape."""
+    """Raise ValueError when the size is not that of the shape."""
     kind = np.dtype(dtype)
     flat = np.frombuffer(bytes.fromhex(text), kind.newbyteorder("<"))
     return flat.astype(kind).reshape(tuple(shape))
@@ -91,7 +91,7 @@ def from_hex(text: str, dtype: Any, shape: Sequence[int]) -> np.ndarray:
 
 
 def kind_of(value: Value) -> Json:
-    """What both parties know of a value."""
+    """Return what both parties know of a value."""
     plain = "private" if isinstance(value, Private) else "public"
     shared = "bool" if isinstance(value, Bool) else "arith"
     form = shared if isinstance(value, Arith | Bool) else plain
@@ -106,21 +106,21 @@ def kind_of(value: Value) -> Json:
 
 
 def held(value: Value) -> str | None:
-    """What a party has of it; None when that is nothing."""
+    """Return what a party has of it; None when that is nothing."""
     if isinstance(value, Arith | Bool):
         return to_hex(value.words)
     return None if value.value is None else to_hex(np.asarray(value.value))
 
 
 def of_both(client: Value, provider: Value) -> Json:
-    """One value, as the two parties have it."""
+    """Return one value, as the two parties have it."""
     kind = kind_of(client)
     assert kind == kind_of(provider), "the parties have different kinds of a value"
     return kind | {"client": held(client), "provider": held(provider)}
 
 
 def value_of(recorded: Json, rank: int) -> Value:
-    """A party's half."""
+    """Return a party's half."""
     shape, dtype = tuple(recorded["shape"]), np.dtype(recorded["dtype"])
     mine, form = recorded[ROLES[rank]], recorded["form"]
     if form in ("arith", "bool"):
@@ -164,7 +164,7 @@ def _part(part: Part) -> Json:
 
 
 def parts_of(correlation: Correlation) -> Json:
-    """The kinds of its words, as they are recorded."""
+    """Return the kinds of its words, as they are recorded."""
     both = {"masks": correlation.masks, "results": correlation.results}
     return {name: [_part(part) for part in parts] for name, parts in both.items()}
 
@@ -186,7 +186,7 @@ def units_of(correlation: Correlation, both: Sequence[Correlations], fixed: Fact
 
 
 def correlations_of(recorded: Json, rank: int) -> Correlations:
-    """A party's half of recorded units: zeros for the peer's own masks."""
+    """Return a party's half of recorded units: zeros for the peer's own masks."""
 
     def words(part: Json) -> np.ndarray:
         shape = (recorded["units"], *part["shape"])
@@ -199,7 +199,7 @@ def correlations_of(recorded: Json, rank: int) -> Correlations:
 
 
 def fixed_of(recorded: Json) -> Factor | None:
-    """The provider's matrix that all units share, as words."""
+    """Return the provider's matrix that all units share, as words."""
     fixed = recorded.get("fixed")
     if fixed is None:
         return None
@@ -207,7 +207,7 @@ def fixed_of(recorded: Json) -> Factor | None:
 
 
 def gate_of(gate: Gate) -> Json:
-    """What a gate computes, and which sums of products of masks its units hold."""
+    """Return what a gate computes, and which sums of products of masks its units hold."""
     polynomials = {"outputs": gate.outputs, "sums": gate.sums}
     return {
         "client": gate.client,

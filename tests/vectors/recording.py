@@ -40,7 +40,7 @@ STREAMS = (*ROLES, "common")
 
 
 def record(op: str) -> Json:
-    """All cases of an op, as its file has them."""
+    """Return all cases of an op, as its file has them."""
     used: dict[str, Json] = {}
     with _noting_gates(used):
         cases = [_record(op, case) for case in CASES[op]]
@@ -146,12 +146,12 @@ class _Half:
 
 
 def joined(drawn: Sequence[np.ndarray]) -> np.ndarray:
-    """All words of some draws, in order."""
+    """Return all words of some draws, in order."""
     return np.concatenate([np.zeros(0, np.uint64), *(words.reshape(-1) for words in drawn)])
 
 
 def _inputs(call: Call, sharing: Prg) -> list[list[Value] | Made]:
-    """Both parties' halves of what is given; what is made stays as it is."""
+    """Return both parties' halves of what is given; what is made stays as it is."""
     return [x if isinstance(x, Made) else _shared(x, sharing) for x in call.inputs]
 
 
@@ -207,7 +207,7 @@ class _Wire:
         self._outbox.put(None)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 class _Stream(Prg):
@@ -240,10 +240,10 @@ class _Dealer:
         return both
 
     def dealt(self, correlation: Correlation, units: int) -> Correlations:
-        found = self._for_client.get(timeout=30)
-        if found is None:
+        actual = self._for_client.get(timeout=30)
+        if actual is None:
             raise PeerError("the other party has gone")
-        name, count, correlations = found
+        name, count, correlations = actual
         assert (name, count) == (correlation.name, units), "the parties take different units"
         return correlations
 

@@ -99,7 +99,7 @@ class _Tape:
         assert not self._peers, "a message is recorded that nobody reads"
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 class _Stream(Prg):
@@ -124,8 +124,8 @@ class _Units:
     ) -> Correlations:
         assert self.waiting, f"{correlation.name} is taken, nothing recorded"
         recorded = self.waiting.pop(0)
-        found = recorded["name"], recorded["units"]
-        assert found == (correlation.name, units), f"recorded {found}, taken {correlation.name}"
+        actual = recorded["name"], recorded["units"]
+        assert actual == (correlation.name, units), f"recorded {actual}, taken {correlation.name}"
         _check_units(correlation, recorded)
         expected = fixed_of(recorded)
         if fixed is not None:  # at the provider
@@ -135,7 +135,7 @@ class _Units:
 
 
 def _check_units(correlation: Correlation, recorded: Json) -> None:
-    """Both parties' words together: results are what the masks give."""
+    """Check both parties' words together: results are what the masks give."""
     for name, parts in parts_of(correlation).items():
         kinds = [{k: v for k, v in p.items() if k not in ROLES} for p in recorded[name]]
         assert kinds == parts, f"{correlation.name} has {name} {parts}, recorded {kinds}"
@@ -148,15 +148,15 @@ def _check_units(correlation: Correlation, recorded: Json) -> None:
     for part, a, b, plain in zip(
         correlation.results, both[0].results, both[1].results, wanted, strict=True
     ):
-        found = a ^ b if part.form is Form.BOOL else a + b
-        assert np.array_equal(found, plain), f"{correlation.name}: results are not of its masks"
+        actual = a ^ b if part.form is Form.BOOL else a + b
+        assert np.array_equal(actual, plain), f"{correlation.name}: results are not of its masks"
 
 
 # ---- the meaning of what is recorded
 
 
 def check_results(case: Json) -> int:
-    """AssertionError unless all results, put together, are what the op means. How many were
+    """Raise AssertionError unless all results, put together, are what the op means. How many were
     compared.
     """
     compared = 0
@@ -167,17 +167,19 @@ def check_results(case: Json) -> int:
         inputs = [[value_of(x, rank) for x in recorded] for rank in (CLIENT, PROVIDER)]
         results = [[value_of(x, rank) for rank in (CLIENT, PROVIDER)] for x in call["outputs"]]
         outputs.append(call["outputs"][0])
-        found = [_together(pair) for pair in results]
+        collected = [_together(pair) for pair in results]
         if op.model is not None:
             common = from_hex(call["drawn"]["common"], np.uint64, [-1])
-            for got, wanted in zip(found, op.model(inputs, _Again(common), **static), strict=True):
+            for got, wanted in zip(
+                collected, op.model(inputs, _Again(common), **static), strict=True
+            ):
                 np.testing.assert_array_equal(got, as_words(np.asarray(wanted)))
                 compared += 1
         if call["error"] is not None:
             plain = [_plain(pair) for pair in zip(*inputs, strict=True)]
             meant: Any = op.reference(*plain, **static)
             meant = meant if isinstance(meant, tuple | list) else [meant]
-            for got, wanted, pair in zip(found, meant, results, strict=True):
+            for got, wanted, pair in zip(collected, meant, results, strict=True):
                 expected = encode(np.asarray(wanted), frac_bits_of(pair[0].dtype, FRAC_BITS))
                 assert got.shape == expected.shape
                 # Unsigned, so that the most negative word is far off, too.

@@ -85,7 +85,7 @@ def test_and_bits(party: str, case: int) -> None:
     order = list(itertools.product(range(n), (0, 1)))
     assert sent(call, party) == [b"".join(message(i, k) for i, k in order)]
     theirs = bits_of(sent(call, PARTIES[client])[0], 8 * size * len(order))
-    found = [0] * rows
+    collected = [0] * rows
     for i, row in itertools.product(range(n), range(rows)):
         g, r = divmod(row, 64)
         m_0, m_1 = (
@@ -93,5 +93,5 @@ def test_and_bits(party: str, case: int) -> None:
         )
         at = g * n + i
         l_0, l_1, l_01 = (w >> r & 1 for w in (*masks[2 * at : 2 * at + 2], products[at]))
-        found[row] |= (client & m_0 & m_1 ^ m_0 & l_1 ^ m_1 & l_0 ^ l_01) << i
-    assert found == [word % (1 << n) for word in words(out[party])]
+        collected[row] |= (client & m_0 & m_1 ^ m_0 & l_1 ^ m_1 & l_0 ^ l_01) << i
+    assert collected == [word % (1 << n) for word in words(out[party])]

@@ -67,7 +67,7 @@ def test_every_op_under_contract_is_among_them() -> None:
 
 
 def _assigned(body: ast.Module | ast.ClassDef, name: str) -> list[str]:
-    """What is assigned to a name there."""
+    """Return what is assigned to a name there."""
     return [
         ast.unparse(x.value)
         for x in body.body
@@ -98,7 +98,7 @@ def test_recording_again_changes_nothing(op: str) -> None:
 
 
 def _places(case: Json) -> Iterator[tuple[int, Json, str]]:
-    """(rank, where, field) of all that a party has to repeat: messages, units and results."""
+    """Yield (rank, where, field) of all that a party has to repeat: messages, units and results."""
     for call in case["calls"]:
         for message in call["messages"]:
             yield ROLES.index(message["from"]), message, "bytes"
@@ -108,7 +108,7 @@ def _places(case: Json) -> Iterator[tuple[int, Json, str]]:
 
 
 def _flipped(text: str) -> str:
-    """The lowest bit of the first byte: it counts in every word, plane and plaintext."""
+    """Return the lowest bit of the first byte: it counts in every word, plane and plaintext."""
     return f"{int(text[:2], 16) ^ 1:02x}{text[2:]}"
 
 

@@ -24,8 +24,8 @@ EPS, FAKES = 0.2, 4
 
 
 def all_sent(make: Callable[[Public, str], list[list[int]]]) -> list[Sent]:
-    """A set for every secret of two letters that has fakes."""
-    found = []
+    """Return a set for every secret of two letters that has fakes."""
+    collected = []
     for secret in (a + b for a in LETTERS for b in LETTERS):
         text = TEXT.format(secret)
         try:
@@ -33,9 +33,9 @@ def all_sent(make: Callable[[Public, str], list[list[int]]]) -> list[Sent]:
         except TooFewError:
             continue
         if len(rows) > 2:
-            found.append(Sent(prompt_of(PUBLIC, text), rows, own))
-    assert len(found) > 20
-    return found
+            collected.append(Sent(prompt_of(PUBLIC, text), rows, own))
+    assert len(collected) > 20
+    return collected
 
 
 def printed(public: Public, text: str) -> list[list[int]]:
@@ -49,25 +49,25 @@ def repaired(public: Public, text: str) -> list[list[int]]:
     return [row.tolist() for row in alike(public, prompt, Prg.from_os(), LIMITS)]
 
 
-def rate(found: list[Sent], guess: Callable[[Sent], int]) -> float:
-    return float(np.mean([guess(s) == s.own for s in found]))
+def rate(actual: list[Sent], guess: Callable[[Sent], int]) -> float:
+    return float(np.mean([guess(s) == s.own for s in actual]))
 
 
-def chance(found: list[Sent]) -> float:
-    return float(np.mean([1 / len(s.rows) for s in found]))
+def chance(actual: list[Sent]) -> float:
+    return float(np.mean([1 / len(s.rows) for s in actual]))
 
 
 def test_the_rank_attack_finds_targets_that_their_fakes_do_not() -> None:
-    found = all_sent(printed)
-    assert rate(found, lambda s: sets.by_regeneration(PUBLIC, s, EPS, FAKES)) > 0.6
-    assert chance(found) < 0.35
+    actual = all_sent(printed)
+    assert rate(actual, lambda s: sets.by_regeneration(PUBLIC, s, EPS, FAKES)) > 0.6
+    assert chance(actual) < 0.35
 
 
 def test_redrawing_finds_nothing_among_repaired_sets() -> None:
-    found = all_sent(repaired)
-    hits = rate(found, lambda s: sets.by_redrawing(PUBLIC, s, LIMITS))
-    sigma = np.sqrt(0.25 / len(found))
-    assert abs(hits - chance(found)) < 4 * sigma
+    actual = all_sent(repaired)
+    hits = rate(actual, lambda s: sets.by_redrawing(PUBLIC, s, LIMITS))
+    sigma = np.sqrt(0.25 / len(actual))
+    assert abs(hits - chance(actual)) < 4 * sigma
 
 
 def test_likelihood_ranks_by_each_part() -> None:
@@ -113,8 +113,8 @@ def test_shorter_rows_are_fakes() -> None:
 
 
 def test_the_best_strategy_is_chosen_on_other_tries() -> None:
-    found = [{"good": i, "bad": 99} for i in range(10)]
-    assert sets.best_of(found, list(range(10))) == ("good", 8, 8)
+    collected = [{"good": i, "bad": 99} for i in range(10)]
+    assert sets.best_of(collected, list(range(10))) == ("good", 8, 8)
     lucky = [{"a": i if i < 2 else 99, "b": 99 if i < 2 else i} for i in range(10)]
     assert sets.best_of(lucky, list(range(10))) == ("a", 0, 8)
 

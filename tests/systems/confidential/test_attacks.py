@@ -36,7 +36,7 @@ def folded(config: ModelConfig) -> Any:
 
 
 def seen_of(config: ModelConfig, weights: Any, prompt: list[int], steps: int) -> Seen:
-    """A vault's answers to a real engine, which generates known tokens."""
+    """Return a vault's answers to a real engine, which generates known tokens."""
     engine = WatchingEngine(config, weights, 1)
     held = recompute.filled(config, weights, [prompt])
     lane = engine.join()
@@ -61,9 +61,9 @@ def test_layer_0_gives_the_prompt_away(name: str) -> None:
     weights = folded(config)
     made = layer0.dictionary(config, weights, LONG)
     for prompt in prompts_of(config, 3):
-        found = layer0.recover(made, seen_of(config, weights, prompt.tolist(), 4).asked(0, 4))
-        assert found.tokens.tolist() == prompt.tolist()
-        assert found.residual < 1e-5
+        actual = layer0.recover(made, seen_of(config, weights, prompt.tolist(), 4).asked(0, 4))
+        assert actual.tokens.tolist() == prompt.tolist()
+        assert actual.residual < 1e-5
 
 
 def test_layer_0_finds_nothing_in_answers_of_another_layer() -> None:
@@ -71,9 +71,9 @@ def test_layer_0_finds_nothing_in_answers_of_another_layer() -> None:
     made = layer0.dictionary(WIDE, weights, LONG)
     prompts = prompts_of(WIDE, 3)
     for prompt in prompts:
-        found = layer0.recover(made, seen_of(WIDE, weights, prompt.tolist(), 4).asked(1, 4))
-        right += int((found.tokens == prompt).sum())
-        assert found.residual > 1e-3
+        actual = layer0.recover(made, seen_of(WIDE, weights, prompt.tolist(), 4).asked(1, 4))
+        right += int((actual.tokens == prompt).sum())
+        assert actual.residual > 1e-3
     assert right <= 2
 
 
@@ -147,9 +147,9 @@ def test_wilson_interval() -> None:
 
 
 def test_an_outcome_says_whether_it_is_at_chance() -> None:
-    found = AttackOutcome("layer0", "two-party", "a token", 100, 2, 0.01, bound=0.05, notes="seen")
-    assert found.at_chance and not dataclasses.replace(found, successes=20).at_chance
-    assert found.line() == (
+    actual = AttackOutcome("layer0", "two-party", "a token", 100, 2, 0.01, bound=0.05, notes="seen")
+    assert actual.at_chance and not dataclasses.replace(actual, successes=20).at_chance
+    assert actual.line() == (
         "layer0, two-party: a token: 2 of 100 = 2.00% (0.55% to 7.00%), chance 1.00% (as often by "
         "luck: 0.26); bound 5.00%; seen"
     )
@@ -178,7 +178,7 @@ def test_attacks_that_make_no_sense_are_refused() -> None:
 
 
 def shares_of(config: ModelConfig, directory: Path, prompts: np.ndarray, steps: int) -> Any:
-    """[client, provider], of each prompt its shares: both parties as threads."""
+    """Return [client, provider], of each prompt its shares: both parties as threads."""
     save_model(directory, config, tiny_params(config, 1))
     asked = viewed.ViewedRequest(tuple(map(len, prompts)), steps)
     inputs = viewed.ViewedInputs(prompts.tolist(), [[3, 4][:steps]] * len(prompts))
@@ -216,8 +216,8 @@ def test_one_partys_shares_say_nothing_and_both_say_all(tmp_path: Path) -> None:
         candidates[19] = [*prompt, 3]
         for which, of_all in views.items():
             for view in of_all:
-                found = layer0.recover(made, view, 1e-3).tokens[:LONG]
-                right[which] += int((found == prompt).sum())
+                tokens = layer0.recover(made, view, 1e-3).tokens[:LONG]
+                right[which] += int((tokens == prompt).sum())
                 away = recompute.by_first_layer(made, view, candidates)
                 nearest[which] += int(away.argmin() == 19)
     assert right["both"] >= 0.9 * prompts.size and nearest["both"] == len(prompts)

@@ -24,8 +24,8 @@ LIMITS = Limits(fakes=8, fewest=2)
 
 def texts_of(prompt: str, rows: list[np.ndarray]) -> set[str]:
     of = prompt_of(PUBLIC, prompt)
-    found = [typed(PUBLIC.tokenizer, of, row) for row in rows]
-    return {words[0] for words in found if words}
+    collected = [typed(PUBLIC.tokenizer, of, row) for row in rows]
+    return {words[0] for words in collected if words}
 
 
 def test_the_same_prompt_brings_the_same_rows(tmp_path: Path) -> None:

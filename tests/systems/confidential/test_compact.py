@@ -18,7 +18,7 @@ TWO = {"gpt2": PRIVATE.with_layers(2), "llama": LLAMA.with_layers(2)}
 
 
 def prompts_of(config: ModelConfig) -> list[list[int]]:
-    """Four prompts of 12 tokens that differ where fakes are."""
+    """Return four prompts of 12 tokens that differ where fakes are."""
     source = np.random.default_rng(0)
     rows = np.tile(source.integers(1, config.vocab_size, 12), (4, 1))
     rows[:, FAKES] = source.integers(1, config.vocab_size, (4, len(FAKES)))

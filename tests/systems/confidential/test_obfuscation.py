@@ -35,7 +35,7 @@ SHAPE = "cab<redacted>{}{}</redacted>f<redacted>{}</redacted>hed"
 
 
 def secrets_of(public: Public) -> tuple[list[str], np.ndarray]:
-    """All prompts of this shape, and how likely each is: exactly, by enumeration."""
+    """Return all prompts of this shape, and how likely each is: exactly, by enumeration."""
     texts = [SHAPE.format(*three) for three in itertools.product(LETTERS, repeat=3)]
     one = prompt_of(public, texts[0])
     rows = np.array([prompt_of(public, text).tokens for text in texts])
@@ -44,7 +44,7 @@ def secrets_of(public: Public) -> tuple[list[str], np.ndarray]:
 
 
 def guesses(public: Public, prompt: Any, rows: np.ndarray) -> dict[str, int]:
-    """What somebody with the public model may go by: the row each strategy points at."""
+    """Return what somebody with the public model may go by: the row each strategy points at."""
     logs = log_probabilities(public, prompt, rows)
     ends = [target.stop for target in prompt.targets]
     first = public.scorer.log_probability(public.before(prompt.tokens, 3), rows[:, 3 : ends[0]])
@@ -61,7 +61,7 @@ def guesses(public: Public, prompt: Any, rows: np.ndarray) -> dict[str, int]:
 
 
 def success(public: Public, limits: Limits) -> dict[str, float]:
-    """How often each strategy finds the own prompt, of prompts that get their fakes."""
+    """Return how often each strategy finds the own prompt, of prompts that get their fakes."""
     source, (texts, chances) = np.random.default_rng(0), secrets_of(public)
     hits: dict[str, list[bool]] = {}
     for i in source.choice(len(texts), p=chances, size=TRIES):
@@ -73,22 +73,22 @@ def success(public: Public, limits: Limits) -> dict[str, float]:
         for name, guess in guesses(public, prompt, np.array(rows)).items():
             hits.setdefault(name, []).append(guess == own)
     assert len(hits["order"]) > TRIES // 8
-    return {name: float(np.mean(found)) for name, found in hits.items()} | {
+    return {name: float(np.mean(actual)) for name, actual in hits.items()} | {
         "tries": float(len(hits["order"]))
     }
 
 
-def excess(found: dict[str, float], bound: float) -> float:
-    """Of the best strategy above the bound, in standard deviations."""
-    best = max(rate for name, rate in found.items() if name != "tries")
-    return float((best - bound) / np.sqrt(bound * (1 - bound) / found["tries"]))
+def excess(actual: dict[str, float], bound: float) -> float:
+    """Return the excess of the best strategy above the bound, in standard deviations."""
+    best = max(rate for name, rate in actual.items() if name != "tries")
+    return float((best - bound) / np.sqrt(bound * (1 - bound) / actual["tries"]))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_strategy_beats_the_bound(seed: int) -> None:
     """Secrets of the public model's own distribution, where the bound holds for whatever guess."""
-    found = success(public_of(seed), TOY)
-    assert excess(found, TOY.bound(TOY.fakes)) < SIGMAS, found
+    actual = success(public_of(seed), TOY)
+    assert excess(actual, TOY.bound(TOY.fakes)) < SIGMAS, actual
 
 
 def test_forgotten_draws_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_a_secret_that_is_there_twice_has_fakes_that_are() -> None:
     assert prompt.same == [(0, "", ""), (0, "", "")]
     rows = alike(PUBLIC, prompt, Prg.from_seed(1, "fakes"), Limits(fewest=1, eta=3.0))
     words = [typed(PUBLIC.tokenizer, prompt, row) for row in rows]
-    assert all(found is not None and found[0] == found[1] for found in words)
+    assert all(actual is not None and actual[0] == actual[1] for actual in words)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_a_word_with_other_edges_is_the_same_word(text: str) -> None:
     rows = alike(PUBLIC, prompt, Prg.from_seed(1, "fakes"), Limits(fewest=1, eta=3.0))
     words = set()
     for row in rows:
-        found = typed(PUBLIC.tokenizer, prompt, row)
-        assert found is not None
-        (word,) = {said(text)[1] for text in found}
+        actual = typed(PUBLIC.tokenizer, prompt, row)
+        assert actual is not None
+        (word,) = {said(text)[1] for text in actual}
         words.add(word)
     assert len(words) == len(rows) > 1
 
@@ -256,16 +256,16 @@ def test_what_could_not_have_been_the_users_is_no_fake(text: str, words: list[st
 
 
 def test_no_set_mixes_equal_spans_with_others() -> None:
-    public, found = public_of(0), 0
+    public, actual = public_of(0), 0
     for first, second in itertools.product(LETTERS[:6], repeat=2):
         prompt = prompt_of(public, f"ca<redacted>{first}</redacted>f<redacted>{second}</redacted>h")
         try:
             rows = alike(public, prompt, Prg.from_os(), TOY)
         except (TooFewError, InputError):
             continue
-        found += 1
+        actual += 1
         assert len({row[2] == row[4] for row in rows}) == 1
-    assert found > 5
+    assert actual > 5
 
 
 def test_a_key_gives_the_same_fakes_and_another_one_others() -> None:

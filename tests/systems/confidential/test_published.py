@@ -41,20 +41,20 @@ def test_every_fake_is_within_eps(seed: int, eps: float) -> None:
     public = public_of(seed)
     prompt = prompt_of(public, TEXT)
     (target,) = prompt.targets
-    found = as_printed(public, prompt, target, eps, 64)
-    assert np.all(np.abs(found.probabilities - found.target) < eps)
+    actual = as_printed(public, prompt, target, eps, 64)
+    assert np.all(np.abs(actual.probabilities - actual.target) < eps)
     own = prompt.tokens[target.start : target.stop]
-    assert own not in found.fakes
-    assert len(set(map(tuple, found.fakes))) == len(found.fakes)
+    assert own not in actual.fakes
+    assert len(set(map(tuple, actual.fakes))) == len(actual.fakes)
 
 
 def test_a_wide_bin_takes_everything_and_the_likeliest_first() -> None:
     """With eps = n every token of every step qualifies: all strings but the target."""
     public = public_of(0)
     prompt = prompt_of(public, "cab<redacted>de</redacted>hed")
-    found = as_printed(public, prompt, prompt.targets[0], 2.0, 2000)
-    assert len(found.fakes) == 10 * 10 - 1
-    assert (np.diff(found.probabilities) <= 0).all()
+    actual = as_printed(public, prompt, prompt.targets[0], 2.0, 2000)
+    assert len(actual.fakes) == 10 * 10 - 1
+    assert (np.diff(actual.probabilities) <= 0).all()
 
 
 def test_a_bin_has_its_upper_edge_and_lacks_its_lower() -> None:
@@ -69,8 +69,8 @@ def test_a_bin_has_its_upper_edge_and_lacks_its_lower() -> None:
         expected = [
             i for i in range(1, 11) if low < table[before, i] <= low + eps and i != prompt.tokens[3]
         ]
-        found = as_printed(public, prompt, prompt.targets[0], eps, 64)
-        assert sorted(f[0] for f in found.fakes) == expected
+        actual = as_printed(public, prompt, prompt.targets[0], eps, 64)
+        assert sorted(f[0] for f in actual.fakes) == expected
 
 
 def test_the_printed_algorithm_has_one_answer() -> None:
@@ -88,19 +88,19 @@ def test_the_printed_algorithm_has_one_answer() -> None:
 def test_the_program_keeps_to_its_bins_and_sorts_by_closeness() -> None:
     public = public_of(1)
     prompt = prompt_of(public, "cab<redacted>d</redacted>hed")
-    found = as_programmed(public, prompt, prompt.targets[0], 0.2, 8, Prg.from_seed(1, "gqs"))
-    low = np.floor(found.target / 0.2) * 0.2 + PROGRAM_MARGIN
-    assert len(found.fakes) > 1
-    assert ((low <= found.probabilities) & (found.probabilities < low + 0.2)).all()
-    assert (np.diff(np.abs(found.probabilities - found.target)) >= 0).all()
+    actual = as_programmed(public, prompt, prompt.targets[0], 0.2, 8, Prg.from_seed(1, "gqs"))
+    low = np.floor(actual.target / 0.2) * 0.2 + PROGRAM_MARGIN
+    assert len(actual.fakes) > 1
+    assert ((low <= actual.probabilities) & (actual.probabilities < low + 0.2)).all()
+    assert (np.diff(np.abs(actual.probabilities - actual.target)) >= 0).all()
 
 
 def test_the_programs_fakes_may_end_early() -> None:
     """At a full stop or a new line: such fakes are shorter than the target."""
     prompt = prompt_of(PUBLIC, "import <redacted>the whole of it</redacted>")
     target = prompt.targets[0]
-    found = as_programmed(PUBLIC, prompt, target, 0.9, 500, Prg.from_seed(0, "gqs"))
-    short = [fake for fake in found.fakes if len(fake) < len(target)]
+    actual = as_programmed(PUBLIC, prompt, target, 0.9, 500, Prg.from_seed(0, "gqs"))
+    short = [fake for fake in actual.fakes if len(fake) < len(target)]
     assert short
     for fake in short:
         assert PUBLIC.tokenizer.decode(fake[-1:]).rstrip(" ").endswith((".", "\n"))
@@ -110,10 +110,10 @@ def test_the_posterior_counterexample() -> None:
     """Oracle 7 (theorem 5.1 bounds the wrong quantity): a target of probability 0.09 and ten fakes
     of 1e-6 are eps-close for eps = 0.1; a guess is right with 0.9999, where 0.191 is claimed.
     """
-    found = PublishedFakes([[i] for i in range(10)], np.full(10, 1e-6), 0.09)
+    actual = PublishedFakes([[i] for i in range(10)], np.full(10, 1e-6), 0.09)
     eps = 0.1
-    assert np.all(np.abs(found.probabilities - found.target) < eps)
-    posterior = found.target / (found.target + found.probabilities.sum())
+    assert np.all(np.abs(actual.probabilities - actual.target) < eps)
+    posterior = actual.target / (actual.target + actual.probabilities.sum())
     assert round(posterior, 4) == 0.9999
     assert claimed_bound(eps, 1, 10) == pytest.approx(0.191, abs=1e-3)
 

@@ -68,8 +68,8 @@ def test_tokens_of_a_span_hold_it_and_the_edges_around(
         return
     assert prompt.tokens == TOKENIZER.encode(a + b + c + d + e)
     for secret, target, (left, right) in zip((b, d), prompt.targets, prompt.edges, strict=True):
-        found = TOKENIZER.token_bytes(prompt.tokens[target.start : target.stop])
-        assert found == left + secret.encode() + right
+        tokens = TOKENIZER.token_bytes(prompt.tokens[target.start : target.stop])
+        assert tokens == left + secret.encode() + right
     assert filled(prompt.marked, [b, d]) == prompt.marked
     other = filled(prompt.marked, ["x" + b, ""])
     assert other.text == a + "x" + b + c + e

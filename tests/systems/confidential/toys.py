@@ -73,7 +73,9 @@ class Table:
 
 
 def public_of(seed: int, spread: float = 1.0, tokenizer: Any = None) -> Public:
-    """A random table, the end of a text impossible; of `Letters`, if nothing else is asked for."""
+    """Return a random table, the end of a text impossible; of `Letters`, if nothing else is asked
+    for.
+    """
     rows = np.random.default_rng(seed).normal(size=(11, 11)) * spread
     chances = np.exp(rows)
     chances[:, 0] = 0
@@ -86,7 +88,7 @@ def prompt_of(public: Public, text: str) -> Prompt:
 
 
 def shipped() -> Public:
-    """The model pair's public one."""
+    """Return the model pair's public one."""
     from models.hf import load_model
     from models.scoring import Scorer
     from models.tokenizer import Tokenizer

@@ -1,5 +1,5 @@
-"""A completion whose correlated randomness is made beside its steps is the one whose correlated
-randomness is made before.
+"""A completion whose correlated randomness is made in the background of its steps is the one whose
+correlated randomness is made before.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class _Foresees(DrySession):
 
 @pytest.mark.parametrize("hidden", [True, False])
 def test_the_next_step_is_foreseen(simulation: Simulation, hidden: bool) -> None:
-    """Over a block that grows, and one that is packed where progress is hidden: what is made beside
-    a forward is what the next one takes, whichever drafts stay then.
+    """Over a block that grows, and one that is packed where progress is hidden: what is made in the
+    background a forward is what the next one takes, whichever drafts stay then.
     """
     judge = verifier("token", Sampling(0.8), hide_progress=hidden)
     layout = SessionShape(
@@ -82,7 +82,9 @@ def test_the_next_step_is_foreseen(simulation: Simulation, hidden: bool) -> None
 
 
 def following(request: Request) -> Any:
-    """What was told of the step after each forward, and how many steps there were; in plaintext."""
+    """Return what was told of the step after each forward, and how many steps there were; in
+    plaintext.
+    """
     told: list[int | None] = []
 
     class Noting(Decoder):
@@ -137,7 +139,9 @@ def test_none_is_told_to_follow_where_none_can(
 def test_a_client_drafts_alone_where_its_time_is_a_secret(
     tokenizer: Tokenizer, shown: bool
 ) -> None:
-    """What is made beside would tell the provider how long drafting takes, and make it late."""
+    """What is made in the background of would tell the provider how long drafting takes, and make
+    it late.
+    """
     _, completion, session, decoder = following(request_for(5, 2, 0.8, show_progress=shown))
     alone: list[Any] = []
     local = session.local
@@ -176,11 +180,11 @@ def test_a_completion_with_all_made_beside(tokenizer: Tokenizer) -> None:
         beside = sum(e.beside for e in session.meter.entries)
         return client and client.tokens, report.steps, kinds, beside
 
-    found = []
+    collected = []
     for beside in (False, True):
         with Simulation(prefetches=beside) as simulation:
-            found.append(simulation.run(program))
-    before, after = found
+            collected.append(simulation.run(program))
+    before, after = collected
     for a, b in zip(before, after, strict=True):
         assert a[:3] == b[:3] and a[3] == 0 and b[3] > 0
     assert before[CLIENT][1] == 9

@@ -59,9 +59,9 @@ def test_drafts_go_through_one_compiled_shape(prompt: int) -> None:
     drafter._step = lambda w, tokens, *rest: (calls.append(tokens.shape), step(w, tokens, *rest))[1]
     seen: list[np.ndarray] = []
 
-    def pick(found: np.ndarray, position: int) -> tuple[int, np.ndarray]:
-        seen.append(found)
-        return int(np.argmax(found)), found
+    def pick(actual: np.ndarray, position: int) -> tuple[int, np.ndarray]:
+        seen.append(actual)
+        return int(np.argmax(actual)), actual
 
     text, fed = [10 + i for i in range(prompt)], []
     for stay in (3, 0, 2, 3, 1):
@@ -155,8 +155,8 @@ def tokenizer(tmp_path_factory: Any) -> Tokenizer:
 
 
 def watch(simulation: Simulation, tokenizer: Tokenizer, slower: float) -> Any:
-    """The provider's gaps [steps, 2] after every step but the last, and whether its drafts all
-    stayed: bool [steps].
+    """Return the provider's gaps [steps, 2] after every step but the last, and whether its drafts
+    all stayed: bool [steps].
     """
     new = 1 + (DRAFTS + 2) * STEPS // 2
     request = Request(len(PROMPT), new, DRAFTS, 0.0)

@@ -62,7 +62,8 @@ class Client:
         return [self._of_byte[bytes([b])] for b in data]
 
     def step(self, *tokens: int, accept: int | None = None) -> int:
-        """One secure step that ends with the last token; those before it are accepted drafts.
+        """Return one secure step that ends with the last token; those before it are accepted
+        drafts.
 
         With `accept`, only so many drafts are accepted and the last token follows them.
         """

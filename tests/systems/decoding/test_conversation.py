@@ -82,7 +82,7 @@ def conversed(
     params: Any,
     seen: Callable[[ClientSide], None],
 ) -> list[Report]:
-    """All of a conversation; `seen` looks at the client's side after each answer."""
+    """Return all of a conversation; `seen` looks at the client's side after each answer."""
     decoder = completion.decoder(session, share_weights(session, PRIVATE, params))
     joint = Prg.from_seed(8, "joint randomness")
     reports = []

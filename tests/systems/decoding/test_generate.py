@@ -65,8 +65,8 @@ def run_two_parties(
     config: GPT2Config = PRIVATE,
     held: Params = PARAMS,
 ) -> Any:
-    """Per party: the client's side (None at the provider), report, openings. Every step finds all
-    that it takes made ahead, and all steps take what `prepare` would make for them.
+    """Return, per party, the client's side (None at the provider), report, openings. Every step
+    finds all that it takes made ahead, and all steps take what `prepare` would make for them.
     """
 
     def program(session: PartySession) -> Any:
@@ -191,10 +191,13 @@ def test_two_parties_write_the_plaintext_text(
         assert to_provider == {("end of text", 1), (IN_RANGE[0][1], 1)}
         assert report.accepted < report.drafted and provider_report.accepted == 0
     elif request_.draft_length == 2:
-        found = [(o.learner, o.label, o.count, o.bits) for o in openings]
+        collected = [(o.learner, o.label, o.count, o.bits) for o in openings]
         steps = (IN_RANGE + OPENED[request_.verify]) * report.steps
-        assert found[len(found) - len(steps) :] == steps
-        assert found[: len(IN_RANGE)] == IN_RANGE and found.count(IN_RANGE[0]) == report.steps + 1
+        assert collected[len(collected) - len(steps) :] == steps
+        assert (
+            collected[: len(IN_RANGE)] == IN_RANGE
+            and collected.count(IN_RANGE[0]) == report.steps + 1
+        )
 
 
 @pytest.mark.parametrize("padded", [0, 4])
@@ -223,12 +226,12 @@ def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation, padded
             own = np.array(drafts), np.full(len(drafts), 1 << 16), np.full(len(drafts), 2**16 - 1)
             return decoder.inputs(len(drafts) + 1, None, lambda: [own])
 
-        found = [decoder.prefill(tokens(prompt), sure([]))]
+        actual = [decoder.prefill(tokens(prompt), sure([]))]
         retained = None
         for ids in (first, second):
-            found.append(decoder.step(tokens(ids), sure(ids[1:]), retained))
+            actual.append(decoder.step(tokens(ids), sure(ids[1:]), retained))
             retained = np.array([[True, False, False]])
-        return [jax.tree.map(session.get, judged.outcome) for judged in found]
+        return [jax.tree.map(session.get, judged.outcome) for judged in actual]
 
     client, provider = simulation.run(program)
     assert provider[0].row is None

@@ -65,8 +65,8 @@ def sure(decoder: Decoder, tokens: Sequence[Sequence[int]]) -> JudgeInputs:
 
 
 def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -> list[Any]:
-    """Of the prefill and of every step, lane first: the row of weights that `Post` opens, and all
-    rows of logits.
+    """Return for the prefill and every step, lane first, the row of weights that `Post` opens, and
+    all rows of logits.
     """
     prompts = [PROMPTS[lane] for lane in lanes]
     longest = max(map(len, prompts))
@@ -78,7 +78,7 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
     )
     decoder = Decoder(session, layout, JUDGE, weights)
     padded = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
-    found = [
+    collected = [
         decoder.prefill(
             session.private(CLIENT, np.array, (len(lanes), longest), np.int32, padded),
             sure(decoder, [[row[0]] for row in padded]),
@@ -88,8 +88,8 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
         rows = [tokens_of(lane, step) for lane in lanes]
         given = session.private(CLIENT, np.array, (len(lanes), COUNT), np.int32, rows)
         inputs = sure(decoder, rows)
-        found.append(decoder.step(given, inputs, RETAINED[list(lanes)]))
-    outcomes = [judged.outcome for judged in found]
+        collected.append(decoder.step(given, inputs, RETAINED[list(lanes)]))
+    outcomes = [judged.outcome for judged in collected]
     return [(session.get(of_step.row), session.get(rows)) for of_step, rows in outcomes]
 
 
@@ -99,21 +99,21 @@ def whole(text: list[int]) -> np.ndarray:
 
 
 def alone(lane: int) -> list[np.ndarray]:
-    """The logits of one lane's text, from the whole text: of the prompt's last row, and of every
-    row of each step.
+    """Return the logits of one lane's text, from the whole text: of the prompt's last row, and of
+    every row of each step.
     """
     text = list(PROMPTS[lane])
-    found = [whole(text)[-1:]]
+    collected = [whole(text)[-1:]]
     for step in range(STEPS):
         fresh = tokens_of(lane, step)
-        found.append(whole(text + fresh)[-COUNT:])
+        collected.append(whole(text + fresh)[-COUNT:])
         text += [t for t, stays in zip(fresh, RETAINED[lane], strict=True) if stays]
-    return found
+    return collected
 
 
-def check(found: list[Any], lanes: Sequence[int], weights_atol: float, logits_atol: float) -> None:
+def check(scores: list[Any], lanes: Sequence[int], weights_atol: float, logits_atol: float) -> None:
     for i, lane in enumerate(lanes):
-        for (weights, rows), wanted in zip(found, alone(lane), strict=True):
+        for (weights, rows), wanted in zip(scores, alone(lane), strict=True):
             np.testing.assert_allclose(rows[i], wanted, atol=logits_atol)
             first = np.exp(wanted[0] - wanted[0].max())
             np.testing.assert_allclose(weights[i], first, atol=weights_atol)
@@ -123,8 +123,8 @@ def check(found: list[Any], lanes: Sequence[int], weights_atol: float, logits_at
 @pytest.mark.parametrize("lanes", [[0], [0, 1], [0, 1, 2, 3, 4]], ids=["one", "two", "five"])
 def test_a_lane_is_what_it_is_alone(lanes: list[int], hidden: bool) -> None:
     session = PlaintextSession()
-    found = decode(session, share_weights(session, PRIVATE, PARAMS), lanes, hidden)
-    check(found, lanes, 2e-5, 2e-5)
+    actual = decode(session, share_weights(session, PRIVATE, PARAMS), lanes, hidden)
+    check(actual, lanes, 2e-5, 2e-5)
 
 
 SOME, ALL = [0, 2, 3], [0, 1, 2, 3, 4]  # of some, all rows stay, some, none
@@ -156,11 +156,11 @@ def rounds_at_any_price(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     chosen = (compare._levels, maximum._fan_ins)
     with monkeypatch.context() as patch:
         patch.setattr(price, "ROUND", 10**15)
-        for found in chosen:
-            found.cache_clear()
+        for actual in chosen:
+            actual.cache_clear()
         yield
-    for found in chosen:
-        found.cache_clear()
+    for actual in chosen:
+        actual.cache_clear()
 
 
 @pytest.mark.usefixtures("rounds_at_any_price")
@@ -177,7 +177,7 @@ def test_what_more_lanes_add_is_rounds_that_are_worth_it() -> None:
 
 
 def messages_of_a_step(lanes: int) -> tuple[int, int]:
-    """Of the forward and of the judge."""
+    """Count the messages of the forward and of the verifier."""
     party = dry_parties()[CLIENT]
     layout = SessionShape(PRIVATE, (4,) * lanes, (4, 4 + COUNT))
     decoder = Decoder(party, layout, JUDGE, weight_shapes(PRIVATE))

@@ -58,13 +58,13 @@ def test_zcdp_as_epsilon(rho: float, tight: float, loose: float) -> None:
 def test_clip_norms_of_table_12(
     epsilon: float, rho: float, per: float, clip: float, loose: float, printed: float
 ) -> None:
-    found = Parameters.for_budget(epsilon, DELTA, batch=7, temperature=1.2, max_new_tokens=500)
-    assert found.rho == pytest.approx(rho, abs=5e-8)
-    assert found.clip / 7 == pytest.approx(per, abs=6e-7)
-    assert found.clip == pytest.approx(clip, abs=6e-6)
-    assert round(found.clip, 2) == printed
-    assert found.epsilon(DELTA) <= epsilon
-    assert found.epsilon(DELTA) == pytest.approx(epsilon, rel=1e-9)
+    tokens = Parameters.for_budget(epsilon, DELTA, batch=7, temperature=1.2, max_new_tokens=500)
+    assert tokens.rho == pytest.approx(rho, abs=5e-8)
+    assert tokens.clip / 7 == pytest.approx(per, abs=6e-7)
+    assert tokens.clip == pytest.approx(clip, abs=6e-6)
+    assert round(tokens.clip, 2) == printed
+    assert tokens.epsilon(DELTA) <= epsilon
+    assert tokens.epsilon(DELTA) == pytest.approx(epsilon, rel=1e-9)
     # The loose bound gives another one.
     root = math.sqrt(math.log(1 / DELTA) + epsilon) - math.sqrt(math.log(1 / DELTA))
     by_loose = 7 * 1.2 * math.sqrt(2 * root**2 / 500)
@@ -80,12 +80,12 @@ def test_clip_norms_of_table_12(
     ],
 )
 def test_theorem_2(batch: int, clip: float, tokens: int, rho: float, epsilon: float) -> None:
-    found = Parameters(batch, clip, 1.0, tokens)
-    assert found.rho == pytest.approx(rho, rel=1e-6)
-    assert found.epsilon(DELTA) == pytest.approx(epsilon, abs=5e-5)
-    assert found.rho_token == pytest.approx(clip**2 / (2 * batch**2), rel=1e-6)
+    actual = Parameters(batch, clip, 1.0, tokens)
+    assert actual.rho == pytest.approx(rho, rel=1e-6)
+    assert actual.epsilon(DELTA) == pytest.approx(epsilon, abs=5e-5)
+    assert actual.rho_token == pytest.approx(clip**2 / (2 * batch**2), rel=1e-6)
     for other in ("zero-out", "replace-one"):
-        assert replace(found, adjacency=other).rho == pytest.approx(4 * rho, rel=1e-6)
+        assert replace(actual, adjacency=other).rho == pytest.approx(4 * rho, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -150,20 +150,20 @@ def test_noise_that_is_not_quite_the_ideal_one_costs_delta() -> None:
     one = BoundedRangeDpEvent(0.25)
     nearly = ApproximateDpEvent(one, 1e-9)
     text = dp_event.SelfComposedDpEvent(nearly, 100)
-    found = total([DisjointDpEvent((text, nearly))], "replace-by-null")
-    assert (found.rho, found.delta) == pytest.approx((100 / 128, 1e-7))
-    assert found.get_delta(6.0) == pytest.approx(
-        delta_of(found.rho, 6.0) + (1 + math.exp(6.0)) * 1e-7
+    actual = total([DisjointDpEvent((text, nearly))], "replace-by-null")
+    assert (actual.rho, actual.delta) == pytest.approx((100 / 128, 1e-7))
+    assert actual.get_delta(6.0) == pytest.approx(
+        delta_of(actual.rho, 6.0) + (1 + math.exp(6.0)) * 1e-7
     )
     # No epsilon leaves room for 1e-7 e^epsilon in 1e-6 where the ideal distribution has 6.7.
-    assert math.isinf(found.get_epsilon(DELTA))
+    assert math.isinf(actual.get_epsilon(DELTA))
     close = total(
         [ApproximateDpEvent(dp_event.SelfComposedDpEvent(one, 100), 1e-11)], "replace-by-null"
     )
     epsilon = close.get_epsilon(DELTA)
     assert epsilon_of(close.rho, DELTA) < epsilon < 1.001 * epsilon_of(close.rho, DELTA)
     assert close.get_delta(epsilon) == pytest.approx(DELTA)
-    assert math.isinf(found.get_epsilon(1e-7))
+    assert math.isinf(actual.get_epsilon(1e-7))
 
 
 def test_a_distance_from_the_ideal_counts_more_than_once() -> None:
@@ -241,7 +241,7 @@ def test_budgets_refuse_nonsense(epsilon: float, delta: float) -> None:
 def test_a_budget_is_kept_and_used(
     epsilon: float, batch: int, temperature: float, tokens: int, adjacency: str
 ) -> None:
-    found = Parameters.for_budget(
+    actual = Parameters.for_budget(
         epsilon,
         DELTA,
         batch=batch,
@@ -249,7 +249,7 @@ def test_a_budget_is_kept_and_used(
         max_new_tokens=tokens,
         adjacency=adjacency,
     )
-    assert epsilon * (1 - 1e-6) <= found.epsilon(DELTA) <= epsilon
+    assert epsilon * (1 - 1e-6) <= actual.epsilon(DELTA) <= epsilon
 
 
 def renyi(p: np.ndarray, q: np.ndarray, alpha: float) -> float:

@@ -44,7 +44,7 @@ P = Parameters(2, 1.0, 1.0, TOKENS)
 CLAIMED = P.epsilon(DELTA)
 
 
-def found(begin: Callable[[np.ndarray, Prg], Next]) -> AuditResult:
+def audited(begin: Callable[[np.ndarray, Prg], Next]) -> AuditResult:
     method: Method = replace(invisible_ink(P), begin=begin)
     game = token_game(method, P, *worst_case(P), TOKENS)
     return audit(game, CLAIMED, DELTA, RUNS, Prg.from_seed(0, "audit"))
@@ -67,7 +67,7 @@ def without_clipping(present: np.ndarray, prg: Prg) -> Next:
 
 
 def null_is_run(present: np.ndarray, prg: Prg) -> Next:
-    """The prompt with an empty reference pushes the other way."""
+    """Return the prompt with an empty reference pushes the other way."""
 
     def token(public: np.ndarray, private: np.ndarray) -> int:
         empty = sanitised(public) - (sanitised(private) - sanitised(public))
@@ -79,7 +79,7 @@ def null_is_run(present: np.ndarray, prg: Prg) -> Next:
 
 
 def test_nothing_is_found_against_the_mechanism() -> None:
-    right = found(invisible_ink(P).begin)
+    right = audited(invisible_ink(P).begin)
     # An attack that finds something, and no more than may be found.
     assert 0.5 < right.lower < right.claimed == CLAIMED and not right.broken
     assert right.true_positives > 2 * right.false_positives
@@ -87,11 +87,11 @@ def test_nothing_is_found_against_the_mechanism() -> None:
 
 @pytest.mark.parametrize("broken", [without_noise, without_clipping, null_is_run])
 def test_broken_generators_are_caught(broken: Callable[[np.ndarray, Prg], Next]) -> None:
-    assert found(broken).broken
+    assert audited(broken).broken
 
 
 def candidates_of_references(p: Parameters) -> Callable[[np.ndarray, Prg], Next]:
-    """Also what a reference has among its own top k, clipped or not."""
+    """Return candidates that also have what a reference has among its own top k, clipped or not."""
 
     def begin(present: np.ndarray, prg: Prg) -> Next:
         def token(public: np.ndarray, private: np.ndarray) -> int:
@@ -99,8 +99,8 @@ def candidates_of_references(p: Parameters) -> Callable[[np.ndarray, Prg], Next]
             own = [expanded_top_k(row, p.top_k, 0.0, 1) for row in rows]
             there = np.unique([*expanded_top_k(public, p.top_k, p.clip, p.batch), *np.ravel(own)])
             total = clipped_sum(public, private, present, p.clip)
-            found = weights(public, mean_logits(public, total, p.batch), p.temperature)
-            return int(there[draw(found[there], prg)])
+            scores = weights(public, mean_logits(public, total, p.batch), p.temperature)
+            return int(there[draw(scores[there], prg)])
 
         return token
 
@@ -166,5 +166,5 @@ def test_public_logits_that_depend_on_a_reference_are_caught(
     generator = kind(invisible_ink(p), *model, prompts)
     generator.model = model  # type: ignore[attr-defined]
     game = text_game(generator, p, [], "zeta zeta")
-    found = audit(game, 0.3, 1e-6, 60, Prg.from_seed(4, "texts"))
-    assert found.broken == (kind is not Generator)
+    actual = audit(game, 0.3, 1e-6, 60, Prg.from_seed(4, "texts"))
+    assert actual.broken == (kind is not Generator)

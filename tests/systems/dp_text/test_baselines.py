@@ -47,29 +47,29 @@ def test_what_the_test_of_amin_takes(batch: int, rho: float) -> None:
 @pytest.mark.parametrize("epsilon", TABLE_2)
 def test_where_amin_is_infeasible(epsilon: float) -> None:
     for batch, expected in zip((31, 63, 127), TABLE_2[epsilon], strict=True):
-        found = amin.published_clip(rho_for(epsilon, DELTA), batch, 1.0)
-        assert (found is None) == (expected is None)
+        actual = amin.published_clip(rho_for(epsilon, DELTA), batch, 1.0)
+        assert (actual is None) == (expected is None)
         if expected is not None:
-            assert found == pytest.approx(expected, abs=6e-4)
+            assert actual == pytest.approx(expected, abs=6e-4)
 
 
 def test_amin_as_published_is_refused_where_infeasible() -> None:
     wanted = CorpusRequest("amin-published", 10.0, DELTA, 31, 1, 500)
     with pytest.raises(InputError, match="infeasible at epsilon 10 with a batch of 31"):
         method_for(wanted)
-    found = method_for(replace(wanted, batch=127))
-    assert "no guarantee" in found.guarantee
+    actual = method_for(replace(wanted, batch=127))
+    assert "no guarantee" in actual.guarantee
     with pytest.raises(UnsupportedEventError):
-        total([found.event], "replace-by-null")
+        total([actual.event], "replace-by-null")
 
 
 @pytest.mark.parametrize("adjacency", ["replace-by-null", "zero-out", "replace-one"])
 @pytest.mark.parametrize("batch", [8, 127])
 def test_amin_corrected_spends_its_budget(batch: int, adjacency: str) -> None:
-    found = method_for(
+    actual = method_for(
         CorpusRequest("amin", 10.0, DELTA, batch, 1, 500, temperature=1.2, adjacency=adjacency)
     )
-    spent = total([found.event], adjacency).get_epsilon(DELTA)
+    spent = total([actual.event], adjacency).get_epsilon(DELTA)
     assert 10 * (1 - 1e-6) <= spent <= 10
 
 
@@ -138,15 +138,15 @@ def test_mixing_weights_are_the_largest_that_fit() -> None:
     public = np.array([0.5, 0.3, 0.2])
     private = np.array([[0.5, 0.3, 0.2], [0.45, 0.35, 0.2], [0.001, 0.001, 0.998]])
     limit, alpha = 0.1, 15.0
-    found = adapmixed.mixing_weights(public, private, limit, alpha)
-    assert found[0] == found[1] == 1 and 0 < found[2] < 1
+    actual = adapmixed.mixing_weights(public, private, limit, alpha)
+    assert actual[0] == actual[1] == 1 and 0 < actual[2] < 1
     for step, meets in ((0.0, True), (1e-6, False)):
-        w = found[2] + step
+        w = actual[2] + step
         mixed = w * private[2] + (1 - w) * public
         assert (adapmixed.divergence(public, mixed, alpha) <= limit) == meets
     # The authors' program leaves out whoever agrees.
     published = adapmixed.mixing_weights(public, private, limit, alpha, published=True)
-    assert published[0] == published[1] == 0 and published[2] == found[2]
+    assert published[0] == published[1] == 0 and published[2] == actual[2]
 
 
 def test_what_is_left_without_a_reference() -> None:
@@ -160,14 +160,14 @@ def test_adapmixed_never_goes_past_its_target() -> None:
     source = np.random.default_rng(0)
     public = source.normal(size=80).astype(np.float32)
     private = public + source.normal(size=(4, 80)).astype(np.float32)
-    found = method_for(CorpusRequest("adapmixed", 3.0, DELTA, 4, 1, 1000))
-    drawn = tokens_of(found, public, private, 200)
+    actual = method_for(CorpusRequest("adapmixed", 3.0, DELTA, 4, 1, 1000))
+    drawn = tokens_of(actual, public, private, 200)
     assert drawn[0] is not None and drawn[-1] is None
-    state = found.begin(np.ones(4, bool), Prg.from_seed(1, "a")).__self__  # type: ignore[attr-defined]
+    state = actual.begin(np.ones(4, bool), Prg.from_seed(1, "a")).__self__  # type: ignore[attr-defined]
     while state.token(public, private) is not None:
         assert adapmixed.epsilon_after(state.charges, 15.0, DELTA) <= 3.0
     with pytest.raises(UnsupportedEventError):
-        total([found.event], "replace-by-null")
+        total([actual.event], "replace-by-null")
 
 
 # ---- AugPE
@@ -178,13 +178,13 @@ def test_votes_move_by_what_is_charged(adjacency: str, change: float) -> None:
     source = np.random.default_rng(0)
     candidates, references = source.normal(size=(5, 4)), source.normal(size=(9, 4))
     there = np.ones(9, bool)
-    found = augpe.votes(candidates, references, there)
-    assert found.sum() == 9
+    actual = augpe.votes(candidates, references, there)
+    assert actual.sum() == 9
     if adjacency == "replace-one":
         others = augpe.votes(candidates, np.concatenate([-references[:1], references[1:]]), there)
     else:
         others = augpe.votes(candidates, references, np.arange(9) > 0)
-    assert np.linalg.norm(found - others) == pytest.approx(change) == augpe.SENSITIVITY[adjacency]
+    assert np.linalg.norm(actual - others) == pytest.approx(change) == augpe.SENSITIVITY[adjacency]
     assert not augpe.votes(candidates, references, ~there).any()
 
 
@@ -221,10 +221,10 @@ def test_a_null_reference_moves_no_other_one(
 @pytest.mark.parametrize("adjacency", ["replace-by-null", "zero-out", "replace-one"])
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
 def test_augpe_spends_its_budget(epsilon: float, adjacency: str) -> None:
-    found = augpe_for(CorpusRequest("augpe", epsilon, DELTA, 8, 3, 20, adjacency=adjacency))
-    spent = total([found.event], adjacency)
+    actual = augpe_for(CorpusRequest("augpe", epsilon, DELTA, 8, 3, 20, adjacency=adjacency))
+    spent = total([actual.event], adjacency)
     assert spent.rho == pytest.approx(
-        found.iterations * augpe.SENSITIVITY[adjacency] ** 2 / (2 * found.noise**2)
+        actual.iterations * augpe.SENSITIVITY[adjacency] ** 2 / (2 * actual.noise**2)
     )
     assert epsilon * (1 - 1e-6) <= spent.get_epsilon(DELTA) <= epsilon
 
@@ -235,10 +235,10 @@ def test_augpe_spends_its_budget(epsilon: float, adjacency: str) -> None:
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "augpe"])
 def test_methods_by_name(name: str) -> None:
     wanted = CorpusRequest(name, 10.0, DELTA, 64, 1, 50, top_k=20)
-    found = method_for(wanted)
-    assert (found.name, found.batch, found.max_new_tokens) == (name, 64, 50)
+    actual = method_for(wanted)
+    assert (actual.name, actual.batch, actual.max_new_tokens) == (name, 64, 50)
     if name in ("invisibleink", "full-vocabulary", "amin"):
-        spent = epsilon_of(total([found.event], "replace-by-null").rho, DELTA)
+        spent = epsilon_of(total([actual.event], "replace-by-null").rho, DELTA)
         assert 10 * (1 - 1e-6) <= spent <= 10
     if name != "public-only":
         with pytest.raises(InputError, match="needs --epsilon"):

@@ -58,11 +58,11 @@ def test_lanes_are_the_model(config: ModelConfig) -> None:
     params = tiny_params(config, 3)
     lanes = Lanes(config, folded(config, params), 2, 9, 3)
     rows = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [7]]
-    found = [lanes.begin(rows), lanes.step(11), lanes.step([12, 13])]
+    collected = [lanes.begin(rows), lanes.step(11), lanes.step([12, 13])]
     whole = [[*row, 11, last] for row, last in zip(rows, (12, 13), strict=True)]
     for i, row in enumerate(whole):
         expected = np.asarray(logits(params, config, jnp.array(row)))[-3:]
-        np.testing.assert_allclose([step[i] for step in found], expected, atol=2e-4, rtol=1e-4)
+        np.testing.assert_allclose([step[i] for step in collected], expected, atol=2e-4, rtol=1e-4)
     assert lanes.calls == 6
     lanes.step(1)
     with pytest.raises(ValueError, match="room for 3 new tokens"):
@@ -107,17 +107,17 @@ def test_the_head_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_features_are_of_a_text_alone(weights: Any) -> None:
     features = Features(PRIVATE, weights, 2, 8)
-    found = features.of([[1, 2, 3], [4], [], [1, 2, 3, 4, 5, 6, 7, 8, 9]])
-    assert found.shape == (4, 16)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), [1, 1, 0, 1], atol=1e-5)
-    assert features.of([[4], [1, 2, 3]])[1].tobytes() == found[0].tobytes()
+    actual = features.of([[1, 2, 3], [4], [], [1, 2, 3, 4, 5, 6, 7, 8, 9]])
+    assert actual.shape == (4, 16)
+    np.testing.assert_allclose(np.linalg.norm(actual, axis=1), [1, 1, 0, 1], atol=1e-5)
+    assert features.of([[4], [1, 2, 3]])[1].tobytes() == actual[0].tobytes()
 
 
 # ---- public logits
 
 
 def scripted(seen: list[bytes], tokens: Sequence[int], lanes: int = B) -> Method:
-    """A method that looks at phi_pub and says what it was told to."""
+    """Return a method that looks at phi_pub and says what it was told to."""
 
     def begin(present: np.ndarray, prg: Prg) -> Next:
         left = list(tokens)
@@ -145,9 +145,9 @@ def left_padded_together(weights: Any, prompts: Prompts, references: Sequence[st
     rows = [prompts.public, *prompts.lanes(references, B)]
     longest = max(map(len, rows))
     lanes = Lanes(PRIVATE, weights, B + 1, longest, T)
-    found = [lanes.begin([[0] * (longest - len(row)) + row for row in rows])]
-    found += [lanes.step(token) for token in (3, 9, 4)]
-    return [logits[0].tobytes() for logits in found]
+    collected = [lanes.begin([[0] * (longest - len(row)) + row for row in rows])]
+    collected += [lanes.step(token) for token in (3, 9, 4)]
+    return [logits[0].tobytes() for logits in collected]
 
 
 Bits = Callable[[Any, Prompts, Sequence[str]], list[bytes]]

@@ -32,12 +32,12 @@ def ledger_of(out: Path) -> dict[str, Any]:
 
 
 def drawn(witness: Path) -> dict[int, list[str]]:
-    """What the draws of each text were, over all runs."""
-    found: dict[int, list[str]] = {}
+    """Return what the draws of each text were, over all runs."""
+    collected: dict[int, list[str]] = {}
     for line in witness.read_text().splitlines() if witness.exists() else []:
         number, word = line.split()
-        found.setdefault(int(number), []).append(word)
-    return found
+        collected.setdefault(int(number), []).append(word)
+    return collected
 
 
 def check_nothing_is_unreported(out: Path, witness: Path) -> None:
@@ -109,7 +109,7 @@ def make(number: int, prg: Prg) -> dict[str, Any]:
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[Path]:
-    """A corpus of two texts, and a third one that was begun."""
+    """Yield a corpus of two texts, and a third one that was begun."""
     out = tmp_path / "out.jsonl"
     with opened(out) as file:
         ledger_file.write(file, 2, make)

@@ -37,10 +37,10 @@ Sum = Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
 def distribution(
     public: np.ndarray, private: np.ndarray, present: np.ndarray, p: Parameters
 ) -> np.ndarray:
-    """Over the whole vocabulary."""
-    candidates, found = token_weights(p, public, private, present)
+    """Return the distribution over the whole vocabulary."""
+    candidates, actual = token_weights(p, public, private, present)
     out = np.zeros(len(public))
-    out[candidates] = found / found.sum()
+    out[candidates] = actual / actual.sum()
     return out
 
 
@@ -64,8 +64,8 @@ def test_worked_mean() -> None:
     ],
 )
 def test_worked_distribution(k: int, tau: float, expected: list[float]) -> None:
-    found = distribution(PUBLIC, PRIVATE, ALL, Parameters(2, 0.5, tau, 10, k))
-    np.testing.assert_allclose(found, expected + [0.0] * (4 - len(expected)), atol=6e-6)
+    actual = distribution(PUBLIC, PRIVATE, ALL, Parameters(2, 0.5, tau, 10, k))
+    np.testing.assert_allclose(actual, expected + [0.0] * (4 - len(expected)), atol=6e-6)
 
 
 # ---- candidates
@@ -118,14 +118,14 @@ def logits(*shape: int) -> st.SearchStrategy[np.ndarray]:
 
 
 def change_by_null(total: Sum, public: np.ndarray, rows: np.ndarray, clip: float) -> float:
-    """The most that S moves by when reference 0 becomes null."""
+    """Return the most that S moves by when reference 0 becomes null."""
     there, gone = np.ones(len(rows), bool), np.ones(len(rows), bool)
     gone[0] = False
     return float(np.abs(total(public, rows, there, clip) - total(public, rows, gone, clip)).max())
 
 
 def change_by_other(total: Sum, public: np.ndarray, rows: np.ndarray, clip: float) -> float:
-    """The same when another one takes its place: the last row."""
+    """Return the same when another one takes its place: the last row."""
     there = np.ones(len(rows) - 1, bool)
     other = np.concatenate([rows[-1:], rows[1:-1]])
     return float(
@@ -197,8 +197,8 @@ def test_a_null_reference_adds_an_exact_zero(
 
 
 def test_a_null_that_is_run_is_no_exact_zero() -> None:
-    found = run_the_empty_prompt(PUBLIC, PRIVATE, np.zeros(2, bool), 0.5)
-    assert found.any()
+    actual = run_the_empty_prompt(PUBLIC, PRIVATE, np.zeros(2, bool), 0.5)
+    assert actual.any()
 
 
 # ---- limits and invariances
@@ -245,8 +245,8 @@ def test_the_centre_is_of_one_reference_alone() -> None:
 
 
 def test_what_is_no_number_is_sanitised_before_the_difference() -> None:
-    found = sanitised(np.array([np.nan, np.inf, -np.inf, 1e30, 1.0], np.float32))
-    assert found.tolist() == [-LARGEST, LARGEST, -LARGEST, LARGEST, 1.0]
+    actual = sanitised(np.array([np.nan, np.inf, -np.inf, 1e30, 1.0], np.float32))
+    assert actual.tolist() == [-LARGEST, LARGEST, -LARGEST, LARGEST, 1.0]
     masked = np.array([-np.inf, 1.0])
     rows = np.array([[-np.inf, 2.0], [np.nan, 1.0]])
     assert clipped_differences(masked, rows, 0.5).tolist() == [[0.0, 0.5], [0.0, 0.0]]
@@ -259,8 +259,8 @@ def test_every_candidate_can_come(
     public: np.ndarray, rows: np.ndarray, clip: float, tau: float, k: int
 ) -> None:
     p = Parameters(2, clip, tau, 10, k)
-    candidates, found = token_weights(p, public, rows, ALL)
-    assert len(candidates) >= k and np.all(np.isfinite(found)) and np.all(found > 0)
+    candidates, actual = token_weights(p, public, rows, ALL)
+    assert len(candidates) >= k and np.all(np.isfinite(actual)) and np.all(actual > 0)
 
 
 @given(

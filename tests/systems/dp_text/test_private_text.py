@@ -23,7 +23,7 @@ Dp = Callable[..., list[str]]
 
 @pytest.fixture
 def dp(pair: Pair, tmp_path: Path) -> Dp:
-    """The arguments of a run on ten references, B = 4, with some options changed."""
+    """Return the arguments of a run on ten references, B = 4, with some options changed."""
     lines = [{"text": f"{SECRET} {i} alpha beta"} for i in range(10)]
     lines[3] = {"text": ""}
     path = tmp_path / "references.jsonl"
@@ -132,9 +132,9 @@ def test_other_parameters_are_refused(
     ]
     for more, change, words in changes:
         assert run(dp(*more, **{"texts": "1", **change})) == 2
-        found = capsys.readouterr()
-        (line,) = (line for line in found.err.splitlines() if line.startswith(ERROR))
-        assert words in line and "give another --out" in line and found.out == ""
+        printed = capsys.readouterr()
+        (line,) = (line for line in printed.err.splitlines() if line.startswith(ERROR))
+        assert words in line and "give another --out" in line and printed.out == ""
     references = tmp_path / "references.jsonl"
     references.write_text(references.read_text().replace("beta", "gamma"))
     assert run(dp(texts="1")) == 2 and "other references" in capsys.readouterr().err
@@ -170,9 +170,9 @@ def test_bad_input_is_one_line_and_spends_nothing(
     dp: Dp, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str], words: str
 ) -> None:
     assert run(dp(**change)) == 2
-    found = capsys.readouterr()
-    (line,) = (line for line in found.err.splitlines() if line.startswith(ERROR))
-    assert words in line and found.out == "" and "Traceback" not in found.err
+    printed = capsys.readouterr()
+    (line,) = (line for line in printed.err.splitlines() if line.startswith(ERROR))
+    assert words in line and printed.out == "" and "Traceback" not in printed.err
     assert not os.path.exists(tmp_path / "out.jsonl.ledger")
     assert not os.path.exists(tmp_path / "out.jsonl.privacy.json")
 

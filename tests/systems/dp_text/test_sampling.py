@@ -25,7 +25,7 @@ DRAWS, FEWER = 20_000, 6000
 
 
 def p_value(drawn: np.ndarray, distribution: np.ndarray) -> float:
-    """Of a chi-square test; rare outcomes go together."""
+    """Return the p-value of a chi-square test; rare outcomes go together."""
     counts = np.bincount(drawn, minlength=len(distribution)).astype(float)
     expected = distribution * len(drawn)
     rare = expected < 10
@@ -67,9 +67,9 @@ def test_tokens_have_the_distribution_of_the_mechanism(centre: bool) -> None:
 
 @given(st.lists(st.floats(math.exp(-SPAN), math.exp(SPAN)), min_size=1, max_size=20))
 def test_integers_are_in_the_very_proportions(weights: list[float]) -> None:
-    found = as_integers(np.array(weights))
-    for integer, weight in zip(found, weights, strict=True):
-        assert Fraction(integer, found[0]) == Fraction(weight) / Fraction(weights[0])
+    actual = as_integers(np.array(weights))
+    for integer, weight in zip(actual, weights, strict=True):
+        assert Fraction(integer, actual[0]) == Fraction(weight) / Fraction(weights[0])
 
 
 def test_what_is_rarer_than_a_random_word_can_still_come() -> None:
@@ -89,10 +89,10 @@ def test_weights_that_are_none_are_refused(bad: list[float]) -> None:
 @pytest.mark.parametrize("bound", [1, 2, 3, 10, 2**64, 2**64 + 1])
 def test_integers_are_below_their_bound(bound: int) -> None:
     prg = Prg.from_seed(bound % 97, "below")
-    found = [below(bound, prg) for _ in range(3000)]
-    assert all(0 <= i < bound for i in found)
+    collected = [below(bound, prg) for _ in range(3000)]
+    assert all(0 <= i < bound for i in collected)
     if bound <= 10:
-        assert p_value(np.array(found), np.full(bound, 1 / bound)) > FALSE_ALARM or bound == 1
+        assert p_value(np.array(collected), np.full(bound, 1 / bound)) > FALSE_ALARM or bound == 1
 
 
 def _laplaces(prg: Prg) -> np.ndarray:
@@ -106,9 +106,9 @@ def _laplaces(prg: Prg) -> np.ndarray:
 def test_noise_of_the_baselines(
     drawn: Callable[[Prg], np.ndarray], distribution: stats.rv_frozen
 ) -> None:
-    found = drawn(Prg.from_seed(0, "noise"))
-    assert stats.kstest(found, distribution.cdf).pvalue > FALSE_ALARM
-    assert stats.kstest(found * 1.2, distribution.cdf).pvalue < FALSE_ALARM
+    actual = drawn(Prg.from_seed(0, "noise"))
+    assert stats.kstest(actual, distribution.cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(actual * 1.2, distribution.cdf).pvalue < FALSE_ALARM
 
 
 def test_randomness_comes_from_the_stream_alone() -> None:

@@ -58,7 +58,9 @@ def session_text(session: Any, request: TextRequest = REQUEST, noisy: bool = Fal
 
 
 def likeliest_text(request: TextRequest) -> tuple[list[int], float]:
-    """The plaintext generator's likeliest token at every step, and how far ahead it is at least."""
+    """Return the plaintext generator's likeliest token at every step, and how far ahead it is at
+    least.
+    """
     new = request.max_new_tokens
     public = Lanes(PRIVATE, WEIGHTS, 1, len(request.query), new)
     private = Lanes(PRIVATE, WEIGHTS, request.batch, request.room, new)
@@ -68,10 +70,10 @@ def likeliest_text(request: TextRequest) -> tuple[list[int], float]:
     ahead = np.inf
     while True:
         present = np.array([bool(p) for p in PROMPTS])
-        found, weights = token_weights(request.parameters, of_public[0], of_private, present)
+        actual, weights = token_weights(request.parameters, of_public[0], of_private, present)
         best = np.sort(np.log(weights))
         ahead = min(ahead, best[-1] - best[-2])
-        tokens.append(int(found[weights.argmax()]))
+        tokens.append(int(actual[weights.argmax()]))
         if tokens[-1] == 0 or len(tokens) == new:
             return tokens, float(ahead)
         of_public, of_private = public.step(tokens[-1]), private.step(tokens[-1])
@@ -131,18 +133,18 @@ def test_a_token_has_the_generators_distribution(own_simulation: Simulation) -> 
     of_public, of_private = first_logits(ONE)
     for present, temperature in (([1, 0, 1], 0.3), ([0, 0, 0], 0.3), ([1, 0, 1], 0.15)):
         parameters = replace(ONE.parameters, temperature=temperature)
-        found, weights = token_weights(
+        actual, weights = token_weights(
             parameters, of_public[0], of_private, np.array(present, bool)
         )
         distribution = np.zeros(PRIVATE.vocab_size)
-        distribution[found] = weights / weights.sum()
+        distribution[actual] = weights / weights.sum()
         distributions.append(distribution)
     assert p_of(client, distributions[0]) > 1e-6
     assert all(p_of(client, distribution) < 1e-6 for distribution in distributions[1:])
 
 
 def first_logits(request: TextRequest) -> tuple[np.ndarray, np.ndarray]:
-    """phi_pub [1, vocab] and phi_i [B, vocab] in plaintext."""
+    """Return phi_pub [1, vocab] and phi_i [B, vocab] in plaintext."""
     public = Lanes(PRIVATE, WEIGHTS, 1, len(request.query), 1)
     private = Lanes(PRIVATE, WEIGHTS, request.batch, request.room, 1)
     rows = [p or [0] * request.room for p in PROMPTS]
@@ -150,7 +152,9 @@ def first_logits(request: TextRequest) -> tuple[np.ndarray, np.ndarray]:
 
 
 def p_of(tokens: list[int], distribution: np.ndarray) -> float:
-    """Of a chi-square test, the tokens of fewer than 5 expected ones in one bin."""
+    """Return the p-value of a chi-square test, the tokens of fewer than 5 expected ones in one
+    bin.
+    """
     counts = np.bincount(tokens, minlength=len(distribution)).astype(float)
     often = len(tokens) * distribution >= 5
     rest = 1 - distribution[often].sum()
@@ -170,7 +174,7 @@ def test_what_is_sent_does_not_depend_on_the_references(own_simulation: Simulati
     narrow = replace(PRIVATE, norm_low=(PRIVATE.norm_high[0] / 2,))
 
     def program(session: Any) -> Any:
-        found = []
+        collected = []
         for config in (PRIVATE, narrow):
             drawn = drawn_in(session, ONE, config)
             for prompts in (PROMPTS, [[]] * 3, PROMPTS):
@@ -183,8 +187,8 @@ def test_what_is_sent_does_not_depend_on_the_references(own_simulation: Simulati
                 sent = session.meter.traffic("prefill", "draw")
                 labels = {o.label for o in session.ledger.openings}
                 assert labels == {"place of the token among its candidates", "token"}
-                found.append((sent.messages - before.messages, sent.bytes - before.bytes))
-        return found
+                collected.append((sent.messages - before.messages, sent.bytes - before.bytes))
+        return collected
 
     client, provider = own_simulation.run(program)
     assert client == provider

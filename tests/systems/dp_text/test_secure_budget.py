@@ -29,11 +29,11 @@ def test_the_paper_s_clip_norms_hold_between_two_parties(epsilon: float, clip: f
     """Table 12 to a part in a thousand, which a thousandth of delta for the noise's bounds takes;
     and no more than the budget is spent.
     """
-    found = for_budget(
+    actual = for_budget(
         epsilon, 1e-6, batch=7, temperature=1.2, max_new_tokens=500, top_k=50, places=57
     )
-    assert 0.999 * clip < found.clip < clip + 5e-6
-    spent = epsilon_of_text(choice_of(found, 60.0), 57, 500, 1e-6)
+    assert 0.999 * clip < actual.clip < clip + 5e-6
+    spent = epsilon_of_text(choice_of(actual, 60.0), 57, 500, 1e-6)
     assert 0.999 * epsilon < spent <= epsilon
 
 
@@ -74,16 +74,16 @@ def test_candidates_are_those_of_the_mechanism() -> None:
     logits = np.array([2.0, 1, 0, -1])
     counts = np.zeros(6)
     for seed in range(600):
-        found = Candidates.of(logits, replace(REQUEST, clip=0.5), choice, Prg.from_seed(seed, "o"))
-        assert found.tokens.tolist() == [0, 1]
-        assert [found.token(int(at)) for at in found.at] == [0, 1]
-        public, base = found.public[found.at], found.base[found.at]
+        scores = Candidates.of(logits, replace(REQUEST, clip=0.5), choice, Prg.from_seed(seed, "o"))
+        assert scores.tokens.tolist() == [0, 1]
+        assert [scores.token(int(at)) for at in scores.at] == [0, 1]
+        public, base = scores.public[scores.at], scores.base[scores.at]
         np.testing.assert_array_equal(base, 3 * (public - public.max()))
-        others = np.setdiff1d(np.arange(6), found.at)
-        assert np.all(found.base[others] == -choice.behind)
+        others = np.setdiff1d(np.arange(6), scores.at)
+        assert np.all(scores.base[others] == -choice.behind)
         with pytest.raises(WireError, match="no candidate"):
-            found.token(int(others[0]))
-        counts[found.at[0]] += 1
+            scores.token(int(others[0]))
+        counts[scores.at[0]] += 1
     assert chi_square_p(counts, np.full(6, 1 / 6)) > 1e-6
     in_order = Candidates.of(logits, replace(REQUEST, clip=0.5), choice)
     assert in_order.at.tolist() == [0, 1]
@@ -91,5 +91,5 @@ def test_candidates_are_those_of_the_mechanism() -> None:
 
 def test_the_likeliest_stay_where_there_are_too_many() -> None:
     logits = np.array([1.0, 3, 2.9, -np.inf, 2.95, np.nan, 2.99, 2.97, 2.96, 2.91])
-    found = Candidates.of(logits, REQUEST, REQUEST.choice(PRIVATE))
-    assert found.tokens.tolist() == [1, 4, 6, 7, 8, 9]
+    scores = Candidates.of(logits, REQUEST, REQUEST.choice(PRIVATE))
+    assert scores.tokens.tolist() == [1, 4, 6, 7, 8, 9]

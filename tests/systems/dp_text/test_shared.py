@@ -68,7 +68,9 @@ def session_text(session: Any) -> list[int]:
 
 
 def distribution() -> tuple[np.ndarray, np.ndarray]:
-    """Of the plaintext generator's first token, all references in one place."""
+    """Return the distribution of the plaintext generator's first token, all references in one
+    place.
+    """
     public, private = Lanes(PRIVATE, WEIGHTS, 1, 3, 1), Lanes(PRIVATE, WEIGHTS, 3, 6, 1)
     rows = [OF_CLIENT[0], [0] * 6, OF_PROVIDER[0]]
     of_public, of_private = public.begin([REQUEST.query]), private.begin(rows)
@@ -105,13 +107,13 @@ def test_the_distribution_with_both_noises() -> None:
     session = PlaintextSession()
     drawn = SharedText(session, REQUEST, CHOICE)
     client, provider = half(OF_CLIENT, noisy=True), half(OF_PROVIDER, noisy=True)
-    found = [drawn.draw_token(client, provider, []) for _ in range(1_000)]
+    collected = [drawn.draw_token(client, provider, []) for _ in range(1_000)]
     tokens, p = distribution()
     # The distribution of a winner under the sum of two Gumbels, by a fine sample of its own.
     rng = np.random.default_rng(0)
     noise = rng.gumbel(size=(2, 400_000, len(p))).sum(axis=0)
     flat = np.bincount(np.argmax(np.log(p) + noise, axis=1), minlength=len(p)) / 400_000
-    counts = np.array([found.count(int(t)) for t in tokens], float)
+    counts = np.array([collected.count(int(t)) for t in tokens], float)
     assert chi_square_p(counts, flat) > 1e-6
     assert chi_square_p(counts, p) < 1e-6
 

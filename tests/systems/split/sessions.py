@@ -23,7 +23,7 @@ SPLIT = Split(1, 1)
 
 
 def make_model(directory: Path) -> Path:
-    """A model of three blocks, and its tokenizer."""
+    """Return a model of three blocks, and its tokenizer."""
     directory.mkdir(parents=True)
     save_model(directory, CONFIG, endless(tiny_params(CONFIG, 1)))
     save_tokenizer(directory)
@@ -35,7 +35,7 @@ def digest(model: Path) -> str:
 
 
 def served(model: Path, mode: str, tunings: Path | None = None) -> ProviderInputs:
-    """What a provider brings."""
+    """Return what a provider brings."""
     config, params = load_model(model)
     system = SplitModel(mode, SPLIT, tunings)
     weights = system.place(params, config)
@@ -113,7 +113,7 @@ def run_both(
 
 
 def finished(results: list[Any], errors: list[BaseException | None]) -> list[Any]:
-    """Both results; a party's error otherwise."""
+    """Return both results; a party's error otherwise."""
     for error in errors:
         if error is not None:
             raise error

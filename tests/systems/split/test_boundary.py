@@ -35,9 +35,9 @@ def test_the_bytes_of_a_message() -> None:
         + b"\0\0\0\xc0"
     )
     for precision, values in (("float16", b"\0\x3c\0\xc0"), ("bfloat16", b"\x80\x3f\0\xc0")):
-        found = Boundary(1, precision).encode(Kind.DOWN, 0, np.array([[[1], [-2]]], np.float32))
-        assert found[HEADER_BYTES:] == values and found[1] == 2
-        assert found[2] == 1 + list(PRECISIONS).index(precision)
+        tokens = Boundary(1, precision).encode(Kind.DOWN, 0, np.array([[[1], [-2]]], np.float32))
+        assert tokens[HEADER_BYTES:] == values and tokens[1] == 2
+        assert tokens[2] == 1 + list(PRECISIONS).index(precision)
 
 
 @given(
@@ -51,13 +51,13 @@ def test_a_tensor_comes_as_it_was_rounded(
 ) -> None:
     boundary, ends = Boundary(WIDTH, precision), MemoryChannel.pair()
     boundary.send(ends[0], kind, number, rows)
-    found = boundary.recv(ends[1], kind, number, *rows.shape[:2])
-    assert found.dtype == np.float32 and found.shape == rows.shape
+    actual = boundary.recv(ends[1], kind, number, *rows.shape[:2])
+    assert actual.dtype == np.float32 and actual.shape == rows.shape
     smallest = 2.0**-25 if precision == "float16" else 0.0
-    assert np.all(np.abs(found - rows) <= np.abs(rows) * ROUNDING[precision] + smallest)
+    assert np.all(np.abs(actual - rows) <= np.abs(rows) * ROUNDING[precision] + smallest)
     # Once rounded, it is exact.
-    again = boundary.decode(boundary.encode(kind, number, found), kind, number, *rows.shape[:2])
-    assert again.tobytes() == found.tobytes()
+    again = boundary.decode(boundary.encode(kind, number, actual), kind, number, *rows.shape[:2])
+    assert again.tobytes() == actual.tobytes()
 
 
 @given(rows=floats, precision=st.sampled_from(list(PRECISIONS)), data=st.data())
@@ -104,8 +104,8 @@ def test_a_text_ends_by_a_message_without_rows() -> None:
     rows = np.ones((1, 1, WIDTH), np.float32)
     boundary.send(ends[0], Kind.UP, 4, rows)
     boundary.send_end(ends[0], 5)
-    found = boundary.recv_rows(ends[1], 4, 1, 1)
-    assert found is not None and np.array_equal(found, rows)
+    actual = boundary.recv_rows(ends[1], 4, 1, 1)
+    assert actual is not None and np.array_equal(actual, rows)
     assert boundary.recv_rows(ends[1], 5, 1, 1) is None
     boundary.send_end(ends[0], 5)
     with pytest.raises(WireError):

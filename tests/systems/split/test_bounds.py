@@ -81,15 +81,15 @@ def test_eq_4_fails_where_all_can_be_counted() -> None:
     vocab, epsilon, tokens, share = 3, 1.0, 4, 0.5
     distribution = rows(np.arange(vocab), "grr", epsilon, 1)
     best = distribution.argmax(axis=0)  # of a uniform token, for each output
-    found = 0.0
+    actual = 0.0
     for text in itertools.product(range(vocab), repeat=tokens):
         for seen in itertools.product(range(vocab), repeat=tokens):
             right = sum(best[o] == t for o, t in zip(seen, text, strict=True))
             if right >= share * tokens:
-                found += math.prod(distribution[t, o] for t, o in zip(text, seen, strict=True))
-    found /= vocab**tokens
-    assert found == pytest.approx(tail(token_bounds(vocab, epsilon)[1], tokens, share), rel=1e-12)
-    assert found > 10 ** log10_eq4(vocab, epsilon, tokens, share) * 2
+                actual += math.prod(distribution[t, o] for t, o in zip(text, seen, strict=True))
+    actual /= vocab**tokens
+    assert actual == pytest.approx(tail(token_bounds(vocab, epsilon)[1], tokens, share), rel=1e-12)
+    assert actual > 10 ** log10_eq4(vocab, epsilon, tokens, share) * 2
     # Nor do Eq. 22's factors multiply to Eq. 23's: the second exponent would be n.
     first, second = eq5_bases(vocab, epsilon, 0.0)
     upper, lower = token_bounds(vocab, epsilon)[1], 1 - token_bounds(vocab, epsilon)[0]

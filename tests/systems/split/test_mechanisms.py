@@ -28,27 +28,27 @@ EPSILON, FEATURES = 13.0, 4096  # the paper's
 
 
 def holds(epsilon: float, rows: np.ndarray, values: np.ndarray) -> bool:
-    """e^epsilon bounds all pairs of tokens: what the definition asks for."""
+    """Return e^epsilon bounds all pairs of tokens: what the definition asks for."""
     return worst_ratio_across(rows, values) <= math.exp(epsilon) * (1 + 1e-12)
 
 
 def test_arr_is_equation_2() -> None:
     """Oracle 1."""
     assert beta(COLUMN, "arr", 2.0, 1) == pytest.approx([0.9955, 1.0575, 1.2815, 1.2784], abs=5e-5)
-    found = rows(COLUMN, "arr", 2.0, 1)
-    assert found[0] == pytest.approx([0.47424, 0.15786, 0.12925, 0.06418], abs=5e-6)
-    deficits = 1 - found.sum(axis=1)
+    actual = rows(COLUMN, "arr", 2.0, 1)
+    assert actual[0] == pytest.approx([0.47424, 0.15786, 0.12925, 0.06418], abs=5e-6)
+    deficits = 1 - actual.sum(axis=1)
     assert deficits == pytest.approx([0.17446, 0.16302, 0.14869, 0.20043], abs=5e-6)
     # What theorem 1 is proved for holds: the ratios within a row,
-    assert worst_ratio_within_row(found, COLUMN) == pytest.approx(math.e**2, rel=1e-12)
+    assert worst_ratio_within_row(actual, COLUMN) == pytest.approx(math.e**2, rel=1e-12)
     # and what it claims does not.
-    assert worst_ratio_across(found, COLUMN) == pytest.approx(8.4887, abs=5e-5)
+    assert worst_ratio_across(actual, COLUMN) == pytest.approx(8.4887, abs=5e-5)
 
 
 def test_arr_renormalised() -> None:
     """Oracle 1."""
-    found = beta(COLUMN, "arr-renormalised", 2.0, 1)
-    assert found == pytest.approx([1.3987, 1.4424, 1.6778, 1.8588], abs=5e-5)
+    actual = beta(COLUMN, "arr-renormalised", 2.0, 1)
+    assert actual == pytest.approx([1.3987, 1.4424, 1.6778, 1.8588], abs=5e-5)
     distribution = rows(COLUMN, "arr-renormalised", 2.0, 1)
     assert distribution[0] == pytest.approx([0.57447, 0.19122, 0.15656, 0.07775], abs=1e-5)
     assert distribution.sum(axis=1) == pytest.approx(np.ones(4), rel=1e-14)
@@ -65,8 +65,8 @@ def test_epsilon_holds_by_sound_mechanisms_alone(mechanism: str) -> None:
 def test_an_outlier_costs_arr_a_factor_of_489() -> None:
     """Oracle 2."""
     column = np.append(np.linspace(0, 1e-3, 1000), 10.0)
-    found = worst_ratio_across(rows(column, "arr", 10.0, 1), column)
-    assert found / math.exp(10) == pytest.approx(489, abs=0.5)
+    actual = worst_ratio_across(rows(column, "arr", 10.0, 1), column)
+    assert actual / math.exp(10) == pytest.approx(489, abs=0.5)
     for mechanism in SOUND:
         assert holds(10.0, rows(column, mechanism, 10.0, 1), column)
 
@@ -77,16 +77,16 @@ def test_an_outlier_costs_arr_a_factor_of_489() -> None:
 )
 def test_joint_ratio_of_two_features(mechanism: str, log_ratio: float) -> None:
     """Oracle 3; ln 1.8524 = 0.61650."""
-    found = worst_joint_ratio([rows(x, mechanism, 0.6, 2) for x in TABLE.T], TABLE)
-    assert math.log(found) == pytest.approx(log_ratio, abs=5e-5)
-    assert (math.log(found) <= 1.2 + 1e-12) == (mechanism in SOUND)
+    actual = worst_joint_ratio([rows(x, mechanism, 0.6, 2) for x in TABLE.T], TABLE)
+    assert math.log(actual) == pytest.approx(log_ratio, abs=5e-5)
+    assert (math.log(actual) <= 1.2 + 1e-12) == (mechanism in SOUND)
 
 
 def test_exponential_mechanism_leaves_some_of_its_epsilon() -> None:
     """Oracle 4."""
-    found = worst_ratio_across(rows(COLUMN, "exponential", 0.5, 1), COLUMN)
-    assert found == pytest.approx(1.38364, abs=5e-6)
-    assert found <= math.exp(0.5)
+    actual = worst_ratio_across(rows(COLUMN, "exponential", 0.5, 1), COLUMN)
+    assert actual == pytest.approx(1.38364, abs=5e-6)
+    assert actual <= math.exp(0.5)
 
 
 @given(
@@ -135,9 +135,9 @@ def some_rows(values: np.ndarray, budget: float, tokens: np.ndarray) -> np.ndarr
     weights = np.exp(-apart / FEATURES)
     q = weights / weights.sum(axis=1, keepdims=True)
     b = np.exp(budget) * n * q.min(axis=1)
-    found = n * q / (b + n)[:, None]
-    found[np.arange(len(tokens)), tokens] = b / (b + n)
-    return np.asarray(found)
+    actual = n * q / (b + n)[:, None]
+    actual[np.arange(len(tokens)), tokens] = b / (b + n)
+    return np.asarray(actual)
 
 
 def test_at_the_papers_size_little_is_revealed(llama_column: np.ndarray) -> None:

@@ -117,10 +117,10 @@ def test_codebleu_like_at_its_ends() -> None:
     assert codebleu_like(CODE, CODE) == pytest.approx(100)
     assert codebleu_like("", CODE) == codebleu_like("x y", "") == 0
     # The example of k4black/codebleu: syntax and data flow are the same; CodeBLEU has 0.5537.
-    found = codebleu_like(
+    actual = codebleu_like(
         "def add ( a , b ) :\n return a + b", "def sum ( first , second ) :\n return second + first"
     )
-    assert found == pytest.approx(55.4, abs=8)
+    assert actual == pytest.approx(55.4, abs=8)
 
 
 def test_codebleu_like_knows_structure_from_words() -> None:

@@ -75,14 +75,14 @@ Between = Callable[[ModelConfig, Split], Simulation]
 
 @pytest.fixture(scope="module")
 def between() -> Iterator[Callable[[ModelConfig, Split], Simulation]]:
-    """The two parties of one middle: a session has correlated randomness for one."""
+    """Yield the two parties of one middle: a session has correlated randomness for one."""
     with ExitStack() as stack:
 
         @functools.cache
-        def found(config: ModelConfig, split: Split) -> Simulation:
+        def session_of(config: ModelConfig, split: Split) -> Simulation:
             return stack.enter_context(Simulation())
 
-        yield found
+        yield session_of
 
 
 # ---- rows: what the client gets of a forward on shares, against the whole model
@@ -95,8 +95,8 @@ def forced(
     steps: Sequence[tuple[list[int], int]],
     hidden: bool,
 ) -> list[np.ndarray] | None:
-    """The client's logits of the prompt and of every step, whose tokens are given, with how many of
-    them stay; None at the provider.
+    """Return the client's logits of the prompt and of every step, whose tokens are given, with how
+    many of them stay; None at the provider.
     """
     layout = SessionShape(
         config, (len(PROMPT),), (ROWS,), live_rows=ROWS, hidden=hidden, part=Middle(split)
@@ -115,13 +115,13 @@ def forced(
 
         return session.private(CLIENT, rows, given.shape, given.dtype)
 
-    found: list[np.ndarray] = []
+    collected: list[np.ndarray] = []
 
     def down(outcome: Any, end: int, last: int) -> None:
         rows = session.get(outcome)
         if ends is not None:
             assert rows is not None
-            found.append(ends.down(rows[0], end - rows.shape[1], last))
+            collected.append(ends.down(rows[0], end - rows.shape[1], last))
 
     text, nothing = len(PROMPT), JudgeInputs(None, None)
     down(decoder.prefill(up(PROMPT, 0), nothing).outcome, text, 1)
@@ -132,7 +132,7 @@ def forced(
         known = ends is not None or not hidden
         retained = np.arange(n)[None] < stay if known else None
         text += stay
-    return found if ends is not None else None
+    return collected if ends is not None else None
 
 
 STEPS = [([50, 51, 52], 1), ([60, 61, 62], 3), ([70, 71, 72], 2)]
@@ -156,17 +156,17 @@ def test_logits_are_the_whole_models(
     between: Between, config: ModelConfig, split: Split, hidden: bool
 ) -> None:
     """Also after rejected drafts, whose rows both caches write over, or hide."""
-    found, nobody = between(config, split).run(
+    actual, nobody = between(config, split).run(
         lambda session: forced(session, config, split, STEPS, hidden)
     )
-    assert nobody is None and found is not None
+    assert nobody is None and actual is not None
     text = list(PROMPT)
     wanted = [logits(PARAMS[config], config, jnp.asarray(text))[-1:]]
     for tokens, stay in STEPS:
         whole = logits(PARAMS[config], config, jnp.asarray(text + tokens))
         wanted.append(whole[len(text) :])
         text += tokens[:stay]
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, wanted, strict=True):
         np.testing.assert_allclose(a, b, atol=LOGITS_OFF)
     # Far less than what one block changes.
     assert np.ptp(np.asarray(wanted[0])) > 20 * LOGITS_OFF
@@ -206,9 +206,9 @@ def of_one_distribution(drawn: np.ndarray, p: np.ndarray) -> bool:
     order = np.argsort(-p, kind="stable")
     groups = np.floor(np.cumsum(p[order]) * drawn.sum() / 10).astype(int)
     groups = np.unique(groups, return_inverse=True)[1]
-    found, wanted = (np.bincount(groups, v[order]) for v in (drawn, p * drawn.sum() / p.sum()))
-    assert len(found) > 8
-    return bool(chisquare(found, wanted).pvalue > FALSE_ALARM)
+    total, wanted = (np.bincount(groups, v[order]) for v in (drawn, p * drawn.sum() / p.sum()))
+    assert len(total) > 8
+    return bool(chisquare(total, wanted).pvalue > FALSE_ALARM)
 
 
 # ---- the driver
@@ -290,8 +290,9 @@ def run_two_parties(
     temperature: float,
     drafter: Any = None,
 ) -> Any:
-    """Per party: the client's side (None at the provider), report, openings, and what passed during
-    every call. Every step finds all that it takes made ahead, as `prepare` would make it.
+    """Return, per party, the client's side (None at the provider), report, openings, and what
+    passed during every call. Every step finds all that it takes made ahead, as `prepare` would make
+    it.
     """
 
     def program(session: PartySession) -> Any:
@@ -392,8 +393,8 @@ def test_what_the_provider_sees_does_not_say_what_stays(
         # It is what a dry run says, whichever drafts stay.
         works = of_steps(GPT2, asked(7, 2), [], [0] * report.steps)
         for name, field in (("client_to_provider", "received"), ("provider_to_client", "sent")):
-            found = sum(getattr(traffic, f"{field}_bytes") for *_, traffic in passed)
-            assert found == sum(work.counts[name] for work in works)
+            total = sum(getattr(traffic, f"{field}_bytes") for *_, traffic in passed)
+            assert total == sum(work.counts[name] for work in works)
     assert seen[0] == seen[1]
     assert len(seen[0][1]) > 50
 

@@ -59,8 +59,8 @@ def public_of(config: ModelConfig, split: Split = ONES) -> Public:
 
 
 def secret_front(config: ModelConfig, split: Split = ONES) -> dict:
-    """With a codebook as INDVocab's is at the paper's epsilon: columns drawn from the table's own
-    (§7, oracle 5).
+    """Return a front with a codebook as INDVocab's is at the paper's epsilon: columns drawn from
+    the table's own (§7, oracle 5).
     """
     params = params_of(config)
     table, source = table_of(params, config), np.random.default_rng(7)
@@ -69,7 +69,7 @@ def secret_front(config: ModelConfig, split: Split = ONES) -> dict:
 
 
 def random_view(seed: int, like: HostView) -> HostView:
-    """As masked words are, decoded as fixed point: huge numbers of any sign."""
+    """Return a view as of masked words, decoded as fixed point: huge numbers of any sign."""
     source = np.random.default_rng(seed)
 
     def words(shape: tuple[int, ...]) -> np.ndarray:
@@ -108,8 +108,8 @@ def test_the_public_back_reads_what_the_model_says() -> None:
     assert [g[4:] for g in guess] == [t[4:] for t in texts]
     assert all(g[0] == NONE for g in guess)
     # Through a prompt that was found, too (A3).
-    found = [text[:4] for text in inversion.attack(HostView(public.front(texts)), public)]
-    assert reading.of_prompts(public, found, 8) == [t[4:] for t in texts]
+    collected = [text[:4] for text in inversion.attack(HostView(public.front(texts)), public)]
+    assert reading.of_prompts(public, collected, 8) == [t[4:] for t in texts]
 
 
 def test_equal_beginnings_show_under_a_codebook() -> None:
@@ -131,13 +131,15 @@ def test_equal_beginnings_show_under_a_codebook() -> None:
 
 
 def after_prefixes(texts: list[list[int]], seed: int) -> list[list[int]]:
-    """Of each of these two, that differ after 10 tokens, after one to three random tokens each."""
-    source, found = np.random.default_rng(seed), []
+    """Return the rows of these two texts, which differ after 10 tokens, each after one to three
+    random tokens.
+    """
+    source, actual = np.random.default_rng(seed), []
     for i, text in enumerate(texts):
         for ending in (text[10:], texts[i - 1][10:]):
             before = source.integers(VOCAB, size=source.integers(1, 4)).tolist()
-            found.append([*before, *text[:10], *ending][:LENGTH])
-    return found
+            actual.append([*before, *text[:10], *ending][:LENGTH])
+    return actual
 
 
 def test_equal_beginnings_show_after_random_tokens_by_cosine() -> None:
@@ -154,8 +156,8 @@ def test_equal_beginnings_show_after_random_tokens_by_cosine() -> None:
         assert outcome.rate >= 0.5 and outcome.by_luck < 1e-3, outcome.line()
         assert outcome.chance == 1 / 19 and outcome.tries == 20
     for seed in range(3):
-        found = beginnings.twins(random_view(seed, view), public)
-        assert scored.of_twins("A9", "mpc", "t", found).by_luck >= 1e-3
+        actual = beginnings.twins(random_view(seed, view), public)
+        assert scored.of_twins("A9", "mpc", "t", actual).by_luck >= 1e-3
 
 
 def test_rows_of_one_token_are_nearest_wherever_they_stand() -> None:
@@ -175,9 +177,9 @@ def test_rows_of_one_token_are_nearest_wherever_they_stand() -> None:
     ]
     assert outcome.chance == pytest.approx(np.mean(np.concatenate(rates)))
     for seed in range(3):
-        found = counting.nearest(random_view(seed, view), public)
-        assert all(j != i for i, of_text in enumerate(found) for j, _ in of_text)
-        assert scored.of_nearest("A5", "mpc", "t", found, texts).by_luck >= 5e-3
+        actual = counting.nearest(random_view(seed, view), public)
+        assert all(j != i for i, of_text in enumerate(actual) for j, _ in of_text)
+        assert scored.of_nearest("A5", "mpc", "t", actual, texts).by_luck >= 5e-3
 
 
 def test_a_secret_table_stops_exact_inversion() -> None:
@@ -197,7 +199,7 @@ PROMPT, TEMPLATE = 7, 7
 
 @pytest.fixture(scope="module")
 def sessions() -> dict[str, Session]:
-    """Of plain and noir, untuned, with the same texts and inverters."""
+    """Return sessions of plain and noir, untuned, with the same texts and inverters."""
     public = public_of(GPT2)
     public = dataclasses.replace(public, texts=zipf_texts(300, 1, LONGER))
     prompts = [text[:PROMPT] for text in zipf_texts(220, 2)]
@@ -259,10 +261,10 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_views_are_read(sessions: dict[str, Session], name: str) -> None:
-    found = [*suite.ATTACKS[name](sessions["plain"])]
-    for outcome in found:
+    collected = [*suite.ATTACKS[name](sessions["plain"])]
+    for outcome in collected:
         print(outcome.line())
-    for outcome, least in zip(found, PLAIN[name], strict=True):
+    for outcome, least in zip(collected, PLAIN[name], strict=True):
         assert least is None or (outcome.rate >= least and outcome.by_luck < 0.01), outcome.line()
 
 
@@ -286,18 +288,18 @@ NOIR = {
 def test_a_codebook_hides_tokens_and_not_that_they_are_equal(
     sessions: dict[str, Session], name: str
 ) -> None:
-    found = [*suite.ATTACKS[name](sessions["noir"])]
-    for outcome in found:
+    collected = [*suite.ATTACKS[name](sessions["noir"])]
+    for outcome in collected:
         print(outcome.line())
-    for outcome, shows in zip(found, NOIR[name], strict=True):
+    for outcome, shows in zip(collected, NOIR[name], strict=True):
         assert shows is None or (outcome.by_luck < 0.01) == shows, outcome.line()
 
 
 def test_inverters_read_public_text_not_trained_on(sessions: dict[str, Session]) -> None:
     """By the regression alone, too: it is what training begins from."""
     inverters = sessions["plain"].inverters
-    found = inverters.on_public
-    assert found.tokens == 30 * LONGER and min(found.base, found.corrected) >= 0.9, found
+    actual = inverters.on_public
+    assert actual.tokens == 30 * LONGER and min(actual.base, actual.corrected) >= 0.9, actual
     at_first = Inverters(inverters.public, steps=0)
     assert at_first.base.steps == 0 < inverters.base.steps
     texts = sessions["plain"].texts

@@ -18,11 +18,11 @@ FALSE_ALARM = 1e-6
 def test_the_l1_norm_of_noise_at_the_papers_size() -> None:
     """Oracle 12: the baseline that NOIR reports is over-noised 40 times. Standard errors: 0.3 %."""
     eta, features = 13.0, 4096
-    found = np.abs(spherical(64, features, eta, Prg.from_seed(0, "l1"))).sum(axis=1).mean()
-    assert found == pytest.approx(16_089, rel=0.015)
+    total = np.abs(spherical(64, features, eta, Prg.from_seed(0, "l1"))).sum(axis=1).mean()
+    assert total == pytest.approx(16_089, rel=0.015)
     code = np.abs(published(8, features, eta, Prg.from_seed(0, "l1"))).sum(axis=1).mean()
     assert code == pytest.approx(645_277, rel=0.02)
-    assert code / found == pytest.approx(40, abs=1.5)
+    assert code / total == pytest.approx(40, abs=1.5)
 
 
 def test_spherical_noise_has_its_distribution() -> None:
@@ -56,10 +56,10 @@ def table() -> np.ndarray:
 def test_t2t_changes_every_token_at_the_papers_epsilon(table: np.ndarray) -> None:
     """Afresh for every occurrence, and at chance; without noise to speak of it changes none."""
     tokens = np.repeat(np.arange(300), 2)
-    found = t2t.replaced(tokens, table, 13.0, Prg.from_seed(3, "t2t"))
-    assert found.shape == tokens.shape and set(found.tolist()) <= set(range(1024))
-    assert np.mean(found != tokens) > 0.97
-    assert np.mean(found[::2] != found[1::2]) > 0.95
+    actual = t2t.replaced(tokens, table, 13.0, Prg.from_seed(3, "t2t"))
+    assert actual.shape == tokens.shape and set(actual.tolist()) <= set(range(1024))
+    assert np.mean(actual != tokens) > 0.97
+    assert np.mean(actual[::2] != actual[1::2]) > 0.95
     assert np.array_equal(t2t.replaced(tokens, table, 1e6, Prg.from_seed(3, "t2t")), tokens)
     # In between some stay: 256 / eta is the noise's norm, against 0.45 between two tokens.
     some = t2t.replaced(tokens, table, 256.0, Prg.from_seed(3, "t2t"))

@@ -50,9 +50,9 @@ def test_logits_and_gradients_are_the_whole_models(config: ModelConfig, split: S
     def loss(forward: Callable[[Any], jax.Array]) -> Any:
         return jax.grad(lambda p: jnp.mean(jax.nn.log_softmax(forward(p))[..., 3]))(params)
 
-    found, wanted = (jax.tree.leaves(loss(f)) for f in (in_parts, whole))
+    actual, wanted = (jax.tree.leaves(loss(f)) for f in (in_parts, whole))
     assert max(float(jnp.abs(w).max()) for w in wanted) > 1e-4
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, wanted, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
 
 

@@ -65,15 +65,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
-    """By the whole model, without a cache."""
+    """Continue by the whole model, without a cache."""
     config, params = load_model(model)
     text = np.zeros(len(prompt) + count, np.int32)
     text[: len(prompt)] = prompt
     whole = jax.jit(lambda text: logits(params, config, text))
     for at in range(len(prompt), len(text)):  # no row sees those after it
         text[at] = np.argmax(whole(text)[at - 1])
-    found: list[int] = text[len(prompt) :].tolist()
-    return found
+    collected: list[int] = text[len(prompt) :].tolist()
+    return collected
 
 
 def asked(model: Path, prompts: list[list[int]], **change: Any) -> GenerateRequest:
@@ -133,13 +133,13 @@ def test_a_text_ends_before_a_stop_and_within_the_context(model: Path) -> None:
 
 
 def test_tokens_are_drawn_by_temperature_and_mass() -> None:
-    found = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+    actual = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
     inputs, prg, count = GenerateInputs([], "", temperature=1.0, top_p=0.75), Prg(bytes(32)), 4000
-    drawn = np.bincount([sampled(found, inputs.sampling, prg) for _ in range(count)], minlength=4)
+    drawn = np.bincount([sampled(actual, inputs.sampling, prg) for _ in range(count)], minlength=4)
     assert drawn[2:].sum() == 0
     # False alarms: 6e-5.
     assert abs(drawn[0] / count - 0.625) < 4 * np.sqrt(0.625 * 0.375 / count)
-    assert sampled(found, replace(inputs, temperature=0.0).sampling, prg) == 0
+    assert sampled(actual, replace(inputs, temperature=0.0).sampling, prg) == 0
 
 
 # ---- who serves what
@@ -216,7 +216,7 @@ class Tuning:
     held: ProviderInputs
 
     def run(self, rounds: int, save_every: int = 2, **around: Any) -> Any:
-        """From where it is, to `rounds`: results and errors."""
+        """Tune from where it is, to `rounds`: return results and errors."""
         request = self.request(rounds, save_every)
         inputs = TuneInputs(str(self.model), str(self.secrets), [str(self.texts)])
         return run_both(TUNE, request, inputs, self.held, **around)
@@ -242,10 +242,12 @@ class Tuning:
         return request
 
     def files(self) -> dict[str, bytes]:
-        """All that is kept, but for what the provider may still have of rounds before the last."""
-        found = {path.name: path.read_bytes() for path in self.secrets.iterdir()}
+        """Return all that is kept, but for what the provider may still have of rounds before the
+        last.
+        """
+        content = {path.name: path.read_bytes() for path in self.secrets.iterdir()}
         provider = sorted(self.tunings.rglob("*.safetensors"))[-1:]
-        return found | {path.name: path.read_bytes() for path in provider}
+        return content | {path.name: path.read_bytes() for path in provider}
 
 
 @pytest.fixture
@@ -298,7 +300,7 @@ def sends(who: int, change: Callable[[bytes], bytes]) -> Callable[[int, Channel]
 
 
 def copied(tuning: Tuning, to: Path) -> Tuning:
-    """The same, of which each party has copies of its files."""
+    """Return the same, of which each party has copies of its files."""
     shutil.copytree(tuning.secrets, to / "secrets")
     shutil.copytree(tuning.tunings, to / "tunings")
     held_ = served(tuning.model, tuning.settings.mode, to / "tunings")
@@ -444,7 +446,7 @@ def test_finite_numbers_of_a_host_destroy_no_secrets(
 ) -> None:
     """One message of huge ones. Gradients end the session, 1e25 by Adam's squares alone, and files
     stay; of rows the first norm makes zeros, or, as the secret weights are, its gradient is none,
-    which ends it likewise. The tuning goes on.
+    which ends it, too. The tuning goes on.
     """
 
     def huge(data: bytes) -> bytes:

@@ -32,7 +32,7 @@ PROMPT, NEW, DRAFTS = "def read(", 6, 2
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A model of three blocks, and one that drafts."""
+    """Return a model of three blocks, and one that drafts."""
     root = tmp_path_factory.mktemp("three")
     pair = Pair(root / "private", root / "public")
     for directory, config, seed in zip(pair, (MODEL, PUBLIC), (1, 2), strict=True):

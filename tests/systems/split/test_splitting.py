@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def noir(start_shared: Start, model: Path) -> Iterator[Command]:
-    """A provider of the middle in noir, which keeps tunings in its directory."""
+    """Yield a provider of the middle in noir, which keeps tunings in its directory."""
     yield serving(start_shared, model, "noir", "tunings")
 
 
@@ -111,7 +111,9 @@ def generate(port: int, model: Path, mode: str, *more: str) -> list[str]:
 
 
 def first_round(command: list[str], tunings: Path) -> Path:
-    """What such a command and its provider keep before the first round; the provider's folder."""
+    """Return what such a command and its provider keep before the first round; the provider's
+    folder.
+    """
     options = cli.command_line().parse_args([*command, "1"], argparse.Namespace(started=0.0))
     client = split._client(options)
     config, params = client.loaded()
@@ -140,9 +142,9 @@ def rounds_of(secrets: Path) -> int:
 
 
 def kept(secrets: Path, tuning: Path) -> dict[str, bytes]:
-    """What both parties have, the provider after the last round."""
-    found = {path.name: path.read_bytes() for path in secrets.iterdir()}
-    return found | {path.name: path.read_bytes() for path in sorted(tuning.glob("*.sa*"))[-1:]}
+    """Return what both parties have, the provider after the last round."""
+    content = {path.name: path.read_bytes() for path in secrets.iterdir()}
+    return content | {path.name: path.read_bytes() for path in sorted(tuning.glob("*.sa*"))[-1:]}
 
 
 @pytest.mark.slow
@@ -165,16 +167,16 @@ def test_a_killed_client_goes_on_bit_for_bit(
     again = start(*command, str(rounds))
     assert again.wait(RUN_S) == 0, again.stderr
     assert f"{rounds} rounds, loss" in again.stdout
-    found = kept(secrets, tuning)
+    actual = kept(secrets, tuning)
     shutil.rmtree(tuning)
     shutil.copytree(tmp_path / "of-provider", tuning)
     whole = start(*tune(port, model, tmp_path / "whole", "--rounds", str(rounds)))
     assert whole.wait(RUN_S) == 0, whole.stderr
-    assert found == kept(tmp_path / "whole", tuning)
+    assert actual == kept(tmp_path / "whole", tuning)
     # Nothing of it can be read by others, or is on a screen.
     for path in (secrets, tuning, *secrets.iterdir(), *tuning.iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
-    curve = [json.loads(line) for line in found["loss.jsonl"].splitlines()]
+    curve = [json.loads(line) for line in actual["loss.jsonl"].splitlines()]
     assert [entry["round"] for entry in curve] == list(range(rounds))
     assert curve[-1]["loss"] < curve[0]["loss"] - 1
     assert "under a secret codebook" in again.stderr and "insecure" not in again.stderr
@@ -203,12 +205,12 @@ def test_a_killed_provider_ends_the_client_which_goes_on(
         server = serving(start, model, "noir", "tunings")
         port = server.until_listening()
     assert start(*tune(port, model, secrets, "--rounds", str(rounds))).wait(RUN_S) == 0
-    found = kept(secrets, tuning)
+    actual = kept(secrets, tuning)
     shutil.rmtree(tuning)
     shutil.copytree(tmp_path / "of-provider", tuning)
     again = start(*tune(port, model, tmp_path / "whole", "--rounds", str(rounds)))
     assert again.wait(RUN_S) == 0, again.stderr
-    assert found == kept(tmp_path / "whole", tuning)
+    assert actual == kept(tmp_path / "whole", tuning)
     options = ["--secrets", str(secrets), "--random-prefix", "--json", "out.json"]
     made = start(*generate(port, model, "noir", *options))
     assert made.wait(RUN_S) == 0, made.stderr

@@ -88,8 +88,10 @@ def test_a_round_is_a_step_of_the_whole_model(params: Params) -> None:
     def loss(weights: Any) -> Any:
         x = front_texts(weights["front"], CONFIG, windows[:, :-1])
         y = middle_texts(adapted(blocks, weights["lora"]), CONFIG, x)
-        found = back_texts(weights["back"], CONFIG, y)
-        return optax.softmax_cross_entropy_with_integer_labels(found, labels[windows[:, 1:]]).mean()
+        actual = back_texts(weights["back"], CONFIG, y)
+        return optax.softmax_cross_entropy_with_integer_labels(
+            actual, labels[windows[:, 1:]]
+        ).mean()
 
     wanted_loss, gradient = jax.jit(jax.value_and_grad(loss))(weights)
     adam = optax.adam(RATE)
@@ -97,13 +99,13 @@ def test_a_round_is_a_step_of_the_whole_model(params: Params) -> None:
     wanted = optax.apply_updates(weights, change)
     (found_loss,) = tune(client, host, boundary, batches, range(1))
     assert found_loss == pytest.approx(float(wanted_loss), rel=1e-5)
-    found = {"front": client.front_weights(), "back": client.weights["back"], "lora": host.lora}
-    table = found["front"].pop("wte")
+    actual = {"front": client.front_weights(), "back": client.weights["back"], "lora": host.lora}
+    table = actual["front"].pop("wte")
     assert np.array_equal(table, front["wte"])
     for tree in (wanted, gradient):
         tree["front"].pop("wte")
     moved = 0
-    for a, b, g in zip(*map(jax.tree.leaves, (found, wanted, gradient)), strict=True):
+    for a, b, g in zip(*map(jax.tree.leaves, (actual, wanted, gradient)), strict=True):
         # Where a gradient is nearly 0, Adam's first step is by its sign.
         clear = np.abs(g) > 1e-6
         np.testing.assert_allclose(np.asarray(a)[clear], np.asarray(b)[clear], atol=RATE / 50)
@@ -115,9 +117,9 @@ def test_the_loss_falls_and_is_that_of_the_whole_model(params: Params) -> None:
     client, host, boundary, batches, labels = made(params)
     windows = batches.windows(0)
     whole = jax.vmap(lambda text: logits(params, CONFIG, text))(windows[:, :-1])
-    found = optax.softmax_cross_entropy_with_integer_labels(whole, labels[windows[:, 1:]])
+    actual = optax.softmax_cross_entropy_with_integer_labels(whole, labels[windows[:, 1:]])
     losses = tune(client, host, boundary, batches, range(30))
-    assert losses[0] == pytest.approx(float(found.mean()), rel=1e-4)
+    assert losses[0] == pytest.approx(float(actual.mean()), rel=1e-4)
     assert np.mean(losses[-5:]) < losses[0] - 0.3
     assert client.loss(host.middle, windows) < losses[0] - 0.3
 
@@ -135,9 +137,9 @@ def test_what_the_host_sees(params: Params, precision: str) -> None:
     ]
     front, _ = client_ends(params, CONFIG, SPLIT)
     x = np.asarray(front_texts(front, CONFIG, batches.windows(0)[:, :-1]))
-    found, unit = seen[0][2], 2.0 ** {"float32": -20, "float16": -10, "bfloat16": -7}[precision]
-    assert np.array_equal(found, found.astype(boundary.dtype).astype(np.float32))
-    np.testing.assert_allclose(found, x, rtol=unit, atol=1e-6)
+    actual, unit = seen[0][2], 2.0 ** {"float32": -20, "float16": -10, "bfloat16": -7}[precision]
+    assert np.array_equal(actual, actual.astype(boundary.dtype).astype(np.float32))
+    np.testing.assert_allclose(actual, x, rtol=unit, atol=1e-6)
     assert seen[1][2].shape == (B, N, CONFIG.width) and np.abs(seen[1][2]).max() > 1e-3
 
 
@@ -181,8 +183,8 @@ def test_batches_are_windows_of_the_text() -> None:
     first, again, other = (batches.windows(number) for number in (0, 0, 1))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
     places = {tuple(TOKENS[i : i + 8]): i for i in range(len(TOKENS) - 7)}
-    found = {places[tuple(row)] for number in range(80) for row in batches.windows(number)}
-    assert found == set(range(len(TOKENS) - 7))  # missed by chance: 193 e^-20
+    collected = {places[tuple(row)] for number in range(80) for row in batches.windows(number)}
+    assert collected == set(range(len(TOKENS) - 7))  # missed by chance: 193 e^-20
     assert not np.array_equal(first, Batches(TOKENS, 50, 7, bytes(32)).windows(0))
 
 
@@ -239,9 +241,9 @@ def test_secrets_on_disk(secrets: ClientSecrets, params: Params, tmp_path: Path)
     with held(where):
         secrets.after(client, 3).save(where)
         first = (where / SECRETS).read_bytes()
-        found = ClientSecrets.load(where, CONFIG)
-        assert found.round == 3 and same(found, secrets.after(client, 3))
-        found.save(where)
+        actual = ClientSecrets.load(where, CONFIG)
+        assert actual.round == 3 and same(actual, secrets.after(client, 3))
+        actual.save(where)
         assert (where / SECRETS).read_bytes() == first
         with pytest.raises(InputError, match="in use by another session"), held(where):
             pass
@@ -249,7 +251,7 @@ def test_secrets_on_disk(secrets: ClientSecrets, params: Params, tmp_path: Path)
     assert modes == {0o600} and stat.S_IMODE(where.stat().st_mode) == 0o700
     # Where it goes on from disk, it goes on as it would have.
     other = made(params)[0]
-    found.give(other)
+    actual.give(other)
     for half in (client, other):
         tune(half, made(params)[1], boundary, batches, range(3, 5))
     secrets.after(other, 5).save(where)

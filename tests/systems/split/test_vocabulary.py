@@ -35,10 +35,10 @@ PER_FEATURE = 13 / 4096  # the paper's epsilon / m
 def exact_rows(distribution: ColumnDistribution) -> list[list[Fraction]]:
     """P(k|t) of what `ColumnLaw.draw` does with its uniform whole numbers, by token."""
     size, whole = len(distribution.order), 1 << 63
-    found = [[Fraction(0)] * size for _ in range(size)]
+    collected = [[Fraction(0)] * size for _ in range(size)]
     for a, token in enumerate(distribution.order):
         keep, left = (Fraction(int(x[a]), whole) for x in (distribution.keep, distribution.left))
-        found[token][token] += keep
+        collected[token][token] += keep
         for b in range(size):
             if b == a:
                 continue
@@ -49,8 +49,8 @@ def exact_rows(distribution: ColumnDistribution) -> list[list[Fraction]]:
             )
             bound = int(sums[a if b < a else size - 1 - a])
             share = Fraction(int(sums[first + 1]) - int(sums[first]), bound)
-            found[token][distribution.order[b]] += (1 - keep) * side * share
-    return found
+            collected[token][distribution.order[b]] += (1 - keep) * side * share
+    return collected
 
 
 @given(
@@ -67,15 +67,15 @@ def test_the_sampler_has_the_mechanisms_distribution(
     """
     column = np.array(values)
     distribution = column_distribution(column, mechanism, budget * (1 - vocabulary.ROUNDING), 2)
-    found = exact_rows(distribution)
-    assert all(sum(row) == 1 for row in found)
+    actual = exact_rows(distribution)
+    assert all(sum(row) == 1 for row in actual)
     wanted = drawn_rows(column, mechanism, budget * (1 - vocabulary.ROUNDING), 2)
-    assert np.array(found, float) == pytest.approx(wanted, rel=1e-9)
-    assert np.array(found, float) == pytest.approx(wanted, rel=distribution.rounding)
+    assert np.array(actual, float) == pytest.approx(wanted, rel=1e-9)
+    assert np.array(actual, float) == pytest.approx(wanted, rel=distribution.rounding)
     if mechanism in SOUND:
         merged = [
             [sum(p for p, x in zip(row, values, strict=True) if x == v) for v in set(values)]
-            for row in found
+            for row in actual
         ]
         ratios = [max(of) / min(of) for of in zip(*merged, strict=True)]
         assert max(ratios) <= Fraction(np.exp(budget))
@@ -116,8 +116,8 @@ def test_whole_numbers_are_uniform() -> None:
 def test_each_index_has_as_many_numbers_as_its_weight(weights: list[int]) -> None:
     """All numbers swept."""
     sums = np.cumsum([0, *weights]).astype(np.uint64)
-    found = index_of(sums, np.arange(sum(weights), dtype=np.uint64))
-    assert np.bincount(found).tolist() == weights and np.all(np.diff(found) >= 0)
+    total = index_of(sums, np.arange(sum(weights), dtype=np.uint64))
+    assert np.bincount(total).tolist() == weights and np.all(np.diff(total) >= 0)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -146,14 +146,14 @@ def test_at_the_papers_epsilon_the_codebook_is_drawn_anew(
     columns without looking at it.
     """
     book = draw(table, mechanism, PER_FEATURE * 256, Prg.from_seed(0, "paper"))
-    found = observed_distortion(table, book)
+    actual = observed_distortion(table, book)
     expected = expected_distortion(table[:, :8], mechanism, PER_FEATURE, 256)
     # Kept: Poisson of 4096 x 256 / 4096; outside once in 10^6 seeds.
     low, high = stats.poisson(256 * expected.kept / 8 * 4096).ppf([5e-7, 1 - 5e-7])
     assert low <= book.kept.sum() <= high
     assert expected.kept / 8 * 4096 == pytest.approx(1, abs=0.005)
     assert expected.l1 == pytest.approx(expected.resampled, rel=5e-4)
-    assert found.l1 == pytest.approx(found.resampled, rel=5e-3)
+    assert actual.l1 == pytest.approx(actual.resampled, rel=5e-3)
     # The best match by inner product of a drawn row is the own row about as often as any other.
     best = np.argmax(book.table[:512] @ table.T, axis=1)
     assert np.sum(best == np.arange(512)) <= stats.poisson(512 / 4096).ppf(1 - FALSE_ALARM)
@@ -166,9 +166,9 @@ def test_the_shipped_models_codebook_is_drawn_anew_too() -> None:
     features = table.shape[1]
     for mechanism in ("arr", vocabulary.DEFAULT):
         book = draw(table, mechanism, PER_FEATURE * features, Prg.from_seed(1, "shipped"))
-        found = observed_distortion(table, book)
-        assert found.l1 == pytest.approx(found.resampled, rel=5e-3)
-        assert found.kept < 0.05  # of a token's features
+        actual = observed_distortion(table, book)
+        assert actual.l1 == pytest.approx(actual.resampled, rel=5e-3)
+        assert actual.kept < 0.05  # of a token's features
         assert (book.spent > PER_FEATURE * features) == (mechanism == "arr")
 
 
@@ -194,12 +194,12 @@ def test_keeping_half_takes_a_budget_without_meaning() -> None:
 def test_the_papers_size() -> None:
     """Oracle 5 by formula: 64 of 4096 columns of 32,000 values; all are alike."""
     columns = np.random.default_rng(0).normal(0, 0.02, (32_000, 64))
-    found = expected_distortion(columns, "arr", PER_FEATURE, 4096)
-    assert 64 * found.kept == pytest.approx(0.128, abs=1e-3)
+    actual = expected_distortion(columns, "arr", PER_FEATURE, 4096)
+    assert 64 * actual.kept == pytest.approx(0.128, abs=1e-3)
     # Of resampling that leaves the own value out, it differs by 3.5e-5.
-    others = found.resampled * 32_000 / 31_999
-    assert found.l1 / others == pytest.approx(1 - 3.5e-5, abs=2e-6)
-    assert found.l1 / found.resampled == pytest.approx(1, abs=3e-6)
+    others = actual.resampled * 32_000 / 31_999
+    assert actual.l1 / others == pytest.approx(1 - 3.5e-5, abs=2e-6)
+    assert actual.l1 / actual.resampled == pytest.approx(1, abs=3e-6)
 
 
 def test_expected_distortion_is_that_of_the_rows() -> None:
@@ -212,9 +212,9 @@ def test_expected_distortion_is_that_of_the_rows() -> None:
             (distribution * d).sum(axis=1).mean()
             for distribution, d in zip(distributions, apart, strict=True)
         )
-        found = expected_distortion(columns, mechanism, 2.0, 4)
-        assert found.kept == pytest.approx(kept) and found.l1 == pytest.approx(l1)
-        assert found.resampled == pytest.approx(sum(d.mean() for d in apart))
+        actual = expected_distortion(columns, mechanism, 2.0, 4)
+        assert actual.kept == pytest.approx(kept) and actual.l1 == pytest.approx(l1)
+        assert actual.resampled == pytest.approx(sum(d.mean() for d in apart))
 
 
 def test_an_empty_window_is_reported_as_spent() -> None:

@@ -37,22 +37,22 @@ class Chain:
         return [self._one(prefix, max_tokens) for _ in range(n)]
 
     def _one(self, prefix: Content, count: int) -> Drawn:
-        found: tuple[int, ...] = ()
+        total: tuple[int, ...] = ()
         for point in self._prg.uniform((count,)):
-            p = self.distribution(tuple(prefix) + found)
-            found += (int(np.searchsorted(np.cumsum(p), point, side="right")),)
-        return Drawn(found, False)
+            p = self.distribution(tuple(prefix) + total)
+            total += (int(np.searchsorted(np.cumsum(p), point, side="right")),)
+        return Drawn(total, False)
 
     def text_distribution(self, tokens: int) -> dict[tuple[int, ...], float]:
-        """Of a text after a prompt of one token."""
-        found = {}
+        """Return the distribution of a text after a prompt of one token."""
+        collected = {}
         for text in itertools.product(range(len(self._start)), repeat=tokens):
             p, before = 1.0, (0,)
             for token in text:
                 p *= float(self.distribution(before)[token])
                 before += (token,)
-            found[text] = p
-        return found
+            collected[text] = p
+        return collected
 
 
 def key_of(number: int, label: str = "key") -> Key:
@@ -60,7 +60,7 @@ def key_of(number: int, label: str = "key") -> Key:
 
 
 def p_value(drawn: Iterable[Any], distribution: dict[Any, float]) -> float:
-    """Of a chi-square test; what is rare goes together."""
+    """Return the p-value of a chi-square test; what is rare goes together."""
     counts = Counter(drawn)
     assert set(counts) <= set(distribution)
     total = sum(counts.values())

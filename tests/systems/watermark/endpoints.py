@@ -27,13 +27,13 @@ class Reply:
 
 
 def choices(*texts: str, why: str | None = "length") -> Reply:
-    """A completion's answer with these texts."""
-    found = [{"text": text, "index": i, "finish_reason": why} for i, text in enumerate(texts)]
-    return Reply(json.dumps({"object": "text_completion", "choices": found}).encode())
+    """Return a completion's answer with these texts."""
+    collected = [{"text": text, "index": i, "finish_reason": why} for i, text in enumerate(texts)]
+    return Reply(json.dumps({"object": "text_completion", "choices": collected}).encode())
 
 
 def refused(status: int, content: object, **headers: str) -> Reply:
-    """An error with a JSON body."""
+    """Return an error with a JSON body."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Reply(json.dumps(content).encode(), status, named)
 
@@ -48,7 +48,7 @@ class Serving:
 
 @contextmanager
 def serving(reply: Callable[[Body, int], Reply]) -> Iterator[Serving]:
-    """A server whose answer follows from a request's body and its number, from 0 on."""
+    """Yield a server whose answer follows from a request's body and its number, from 0 on."""
     lock = threading.Lock()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -57,10 +57,10 @@ def serving(reply: Callable[[Body, int], Reply]) -> Iterator[Serving]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
-                number = len(found.asked)
-                found.asked.append(body)
+                number = len(actual.asked)
+                actual.asked.append(body)
                 heads = {name.lower(): value for name, value in self.headers.items()}
-                found.heads.append({**heads, "path": self.path})
+                actual.heads.append({**heads, "path": self.path})
             given = reply(body, number)
             self.close_connection = given.body is None or given.cut > 0
             if given.body is None:
@@ -78,11 +78,11 @@ def serving(reply: Callable[[Body, int], Reply]) -> Iterator[Serving]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    found = Serving(f"http://127.0.0.1:{server.server_port}/v1/completions")
+    actual = Serving(f"http://127.0.0.1:{server.server_port}/v1/completions")
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
-        yield found
+        yield actual
     finally:
         server.shutdown()
         thread.join()

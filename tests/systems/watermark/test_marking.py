@@ -217,12 +217,12 @@ def test_two_processes_choose_among_candidates(
     """The same with candidates, of which a key chooses one, or two keys do: a weaker mark."""
     public = Tokenizer.load(shipped("public"))
     file, told = tmp_path / "result.json", tmp_path / "found.json"
-    keys, marked, found = [], [], []
+    keys, marked, actual = [], [], []
     for number in range(count):
         keys.append(tmp_path / f"key{number}")
         write_key(keys[-1], key_of(number), Scheme(3, tokenizer=public.digest))
         marked += ["--watermark", str(keys[-1])]
-        found += ["--key", str(keys[-1])]
+        actual += ["--key", str(keys[-1])]
     demo = start(
         "demo",
         *marked,
@@ -254,7 +254,7 @@ def test_two_processes_choose_among_candidates(
         "watermark",
         "detect",
         str(text),
-        *found,
+        *actual,
         "--tokenizer",
         str(shipped("public")),
         "--json",

@@ -41,9 +41,9 @@ def provider_key(path: Path, tokenizer: Tokenizer, key: Key) -> Path:
 def ran(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     with pytest.raises(SystemExit) as end:
         cli.main([*map(str, arguments)])
-    found = capsys.readouterr()
-    assert end.value.code == 0, found.err
-    return found.out
+    printed = capsys.readouterr()
+    assert end.value.code == 0, printed.err
+    return printed.out
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -81,10 +81,10 @@ def test_from_a_key_to_a_verdict(
     text.write_text(tokenizer.decode(tokens), encoding="utf-8")
     detect = ("watermark", "detect", text, "--key", key, "--tokenizer", pair.private)
     said = ran(capsys, *detect, "--json", told, "--references", "99")
-    found = json.loads(told.read_text())
+    content = json.loads(told.read_text())
     assert said.startswith("marked: p <= ") and nonces[1].hex() in said and "p = 0.03" in said
-    assert found["session"]["nonce"] == nonces[1].hex() and found["log10_p"] < -6
-    assert (found["sessions"], found["references"], found["rank_p"]) == (3, 99, 0.03)
+    assert content["session"]["nonce"] == nonces[1].hex() and content["log10_p"] < -6
+    assert (content["sessions"], content["references"], content["rank_p"]) == (3, 99, 0.03)
     other = ran(capsys, *detect, "--session", nonces[0].hex(), "--json", told)
     assert other.startswith("no mark found") and "session " not in other
     assert json.loads(told.read_text())["session"] is None
@@ -206,8 +206,8 @@ def test_a_provider_finds_what_its_clients_wrote(start: Start, pair: Pair, tmp_p
         assert secret.hex() not in said and str(secret) not in said
     # By its tokens: what they decode to is tokenized otherwise where it is no UTF-8.
     tokens = result["token_ids"]
-    found = aligning.detect(key_of(0), [one], tokens, AlignmentPrior.unknown(len(tokens)))
-    assert len(tokens) == 30 and found.log_p < math.log(1e-6)
+    evidence = aligning.detect(key_of(0), [one], tokens, AlignmentPrior.unknown(len(tokens)))
+    assert len(tokens) == 30 and evidence.log_p < math.log(1e-6)
     (text := tmp_path / "text").write_text(result["text"], encoding="utf-8")
     told = tmp_path / "found.json"
     detect = start(

@@ -45,7 +45,7 @@ def place(row: int, shape: Shape) -> tuple[int, int]:
 
 
 def step(one: int, other: int, shape: Shape, goes_on: float) -> float:
-    """The chance that the row after `one` is `other`, if no token is missing."""
+    """Return the chance that the row after `one` is `other`, if no token is missing."""
     (s, r), (s2, r2) = place(one, shape), place(other, shape)
     last = s == 0 or r == shape.drafts
     if s2 == s and r2 == r + 1:
@@ -54,7 +54,9 @@ def step(one: int, other: int, shape: Shape, goes_on: float) -> float:
 
 
 def by_enumeration(ratios: np.ndarray, shape: Shape, distribution: AlignmentPrior) -> float:
-    """The evidence as a sum over what each token may be: drawn by a row, or foreign, or outside."""
+    """Return the evidence as a sum over what each token may be: drawn by a row, or foreign, or
+    outside.
+    """
     tokens, rows = ratios.shape
     end = 0.5 / tokens
     total = 0.0
@@ -94,7 +96,7 @@ def by_enumeration(ratios: np.ndarray, shape: Shape, distribution: AlignmentPrio
 
 
 def ratios_of(stream: Prg, shape: Shape, tokens: Sequence[int]) -> np.ndarray:
-    """From numbers that are drawn one after the other, as the provider draws them."""
+    """Return ratios from numbers that are drawn one after the other, as the provider draws them."""
     drawn = stream.uniform((shape.rows, shape.vocab))
     known = np.array(tokens) < shape.vocab
     cells = (drawn[:, np.where(known, tokens, 0)].T * 2**16).astype(int)
@@ -114,8 +116,8 @@ def ratios_of(stream: Prg, shape: Shape, tokens: Sequence[int]) -> np.ndarray:
 def test_the_recursion_is_the_sum_over_all_alignments(shape: Shape, tokens: list[int]) -> None:
     chances = np.array([0.3, 0.8, 0.5, 0.9])[: len(tokens)]
     distributions = [AlignmentPrior(chances), *AlignmentPrior.unknown(len(tokens))[:1]]
-    found = log_evidence([stream_of(0), stream_of(1)], shape, tokens, distributions)
-    for number, log in enumerate(found):
+    evidence = log_evidence([stream_of(0), stream_of(1)], shape, tokens, distributions)
+    for number, log in enumerate(evidence):
         ratios = ratios_of(stream_of(number), shape, tokens)
         sums = [by_enumeration(ratios, shape, distribution) for distribution in distributions]
         assert math.exp(log) == pytest.approx(sum(sums) / 2, rel=1e-9)
@@ -150,10 +152,10 @@ def test_how_much_is_worked_on_at_once_does_not_matter(
     monkeypatch.setattr(aligning, "_CELLS", block)
     monkeypatch.setattr(aligning, "_BLOCK", 3)
     done: list[tuple[int, int]] = []
-    found = log_evidence(
+    evidence = log_evidence(
         streams, shape, tokens, AlignmentPrior.unknown(20), lambda *numbers: done.append(numbers)
     )
-    np.testing.assert_allclose(found, whole, rtol=1e-9)
+    np.testing.assert_allclose(evidence, whole, rtol=1e-9)
     assert done[-1] == (5, 5)
 
 
@@ -190,8 +192,8 @@ def model(last: int) -> np.ndarray:
 
 
 def written(stream: Prg, tokens: int) -> tuple[list[int], np.ndarray]:
-    """A text of a session with this stream, and which tokens the client's model has drafted, or
-    would have: its drafts are the private model's own likeliest ones.
+    """Return a text of a session with this stream, and which tokens the client's model has drafted,
+    or would have: its drafts are the private model's own likeliest ones.
     """
     rule, text, drafted = Marked(Sampling()), [0], []
     noise = rule.provider_input(0, VOCAB, stream)
@@ -209,7 +211,7 @@ def written(stream: Prg, tokens: int) -> tuple[list[int], np.ndarray]:
 
 
 def evidence(number: int, tokens: Sequence[int], drafts: np.ndarray | None = None) -> float:
-    """log10 under a session's stream."""
+    """Return log10 under a session's stream."""
     distributions = (
         AlignmentPrior.unknown(len(tokens)) if drafts is None else AlignmentPrior.guessed(drafts)
     )
@@ -217,7 +219,7 @@ def evidence(number: int, tokens: Sequence[int], drafts: np.ndarray | None = Non
 
 
 def drafted(tokens: Sequence[int]) -> np.ndarray:
-    """What the client's model would have drafted, as the text alone tells."""
+    """Return what the client's model would have drafted, as the text alone tells."""
     pairs = itertools.pairwise(tokens)
     return np.array([False, *(int(model(last).argmax()) == token for last, token in pairs)])
 
@@ -236,9 +238,9 @@ def test_texts_of_a_hundred_tokens_are_found() -> None:
         mixed = [*around[:10], *text, *around[10:]]
         edited = [*text[:30], *text[31:50], 5, *text[50:70], 7, 8, *text[72:]]
         cases = (text, 12), (text[30:95], 6), (text[40:80], 3), (mixed, 9), (edited, 9)
-        for found, least in cases:
-            assert evidence(number, found, drafted(found)) > least
-            assert evidence(number + 5, found, drafted(found)) < 2
+        for actual, least in cases:
+            assert evidence(number, actual, drafted(actual)) > least
+            assert evidence(number + 5, actual, drafted(actual)) < 2
         surely = aligning.drawn(
             stream_of(number), SHAPE, mixed, AlignmentPrior.guessed(drafted(mixed))
         )
@@ -291,14 +293,14 @@ def test_the_right_session_is_found_among_many() -> None:
     ]
     text, _ = written(key.session(sessions[20].nonce), 100)
     done: list[tuple[int, int]] = []
-    found = aligning.detect(
+    evidence = aligning.detect(
         key, sessions, text, AlignmentPrior.unknown(100), 19, lambda *numbers: done.append(numbers)
     )
-    assert found.best == sessions[20] and found.log_p < math.log(1e-3)
-    assert found.rank == 1.0 and found.references == 19  # 60 sessions, each at 1 / 20
+    assert evidence.best == sessions[20] and evidence.log_p < math.log(1e-3)
+    assert evidence.rank == 1.0 and evidence.references == 19  # 60 sessions, each at 1 / 20
     assert done[-1] == (79, 79) and done == sorted(done)
     alone = aligning.detect(key, [sessions[20]], text, AlignmentPrior.unknown(100), 19)
-    assert alone.rank == 0.05 and alone.log_p < found.log_p
+    assert alone.rank == 0.05 and alone.log_p < evidence.log_p
     other = aligning.detect(key_of(2), sessions, text, AlignmentPrior.unknown(100))
     assert other.log_p > math.log(1e-2) and other.rank is None
     nobody = aligning.detect(key, [], text, AlignmentPrior.unknown(100))

@@ -48,8 +48,8 @@ def test_many_candidates_are_aaronsons_rule() -> None:
         key = key_of(trial, "limit")
         grams = [[(bytes([v]),)] for v in range(VOCAB)]
         numbers = np.array([key.seed(gram[0]).uniform for gram in grams])
-        found = choose(key, grams, P.tolist(), Family(), Prg.from_seed(0, "none"))
-        assert found.index == exponential_argmax(P, numbers)
+        chosen = choose(key, grams, P.tolist(), Family(), Prg.from_seed(0, "none"))
+        assert chosen.index == exponential_argmax(P, numbers)
 
 
 def test_aaronson_is_found_and_corrected_for_length() -> None:
@@ -63,8 +63,8 @@ def test_aaronson_is_found_and_corrected_for_length() -> None:
         Aaronson(key_of(i, "null"), VOCAB).distinct(unmarked(i, 40 + i % 50)) for i in range(250)
     ]
     for log_p in (corrected_log_p, corrected_sum_log_p):
-        found = [math.exp(log_p(numbers)) for numbers in nulls]
-        assert stats.kstest(found, "uniform").pvalue > FALSE_ALARM
+        collected = [math.exp(log_p(numbers)) for numbers in nulls]
+        assert stats.kstest(collected, "uniform").pvalue > FALSE_ALARM
     # The plain score grows with the length: a long text without a mark outdoes a short marked one.
     long = aaronson_score(Aaronson(key_of(1), VOCAB).numbers(unmarked(1, 800)))
     assert long > aaronson_score(scheme.numbers(text))

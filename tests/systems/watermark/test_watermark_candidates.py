@@ -124,7 +124,7 @@ def expected_text(plan: Completion, numbers: Sequence[int]) -> list[int]:
     race, branching, drafter = plan.verifier, candidates_of(plan, numbers), drafter_of(plan)
     generated: list[int] = []
     while len(generated) < plan.limit:
-        text, found = [*PROMPT, *generated], []
+        text, actual = [*PROMPT, *generated], []
         for own in branching.streams():
             drafts: list[int] = []
             if drafter is not None and generated:
@@ -135,13 +135,13 @@ def expected_text(plan: Completion, numbers: Sequence[int]) -> list[int]:
                 )
             brought = race.client_input(drafts, np.zeros((0, PRIVATE.vocab_size)), len(text), own)
             outcome = winners_of(rows_after(text, drafts) + brought.noise, np.array(drafts))
-            found.append([*drafts[: int(outcome.accepted)], int(outcome.token)])
-        generated += found[branching.choose(generated, found, plan.limit)]
+            actual.append([*drafts[: int(outcome.accepted)], int(outcome.token)])
+        generated += actual[branching.choose(generated, actual, plan.limit)]
     return generated[: plan.limit]
 
 
-def found(key: int, tokens: Sequence[int]) -> float:
-    """log p of tokens under a key."""
+def log_p_under(key: int, tokens: Sequence[int]) -> float:
+    """Return log p of tokens under a key."""
     placed = [Unit(token_unit(token), i, i + 1) for i, token in enumerate(tokens)]
     numbers = numbers_of(marks_of(KeyFile(key_of(key), SCHEME), placed))
     return log_p(numbers, SCHEME.family, "sum", 4, 1)
@@ -168,7 +168,10 @@ def test_a_text_is_that_of_candidates_one_by_one(
     if drafts:
         assert 0 < report.accepted < report.drafted
     least = math.log(1e-5 if len(keys) == 1 else 1e-4)  # three of nine each
-    assert all(found(key, side.tokens) < least for key in keys) and found(6, side.tokens) > least
+    assert (
+        all(log_p_under(key, side.tokens) < least for key in keys)
+        and log_p_under(6, side.tokens) > least
+    )
     units = TokenUnits().of(tuple(side.tokens))
     for key, of_one in zip(keys, told, strict=True):
         assert {key_of(key).seed(gram).name for gram in grams(units, SCHEME.ngram)} <= of_one
@@ -323,8 +326,8 @@ def written(
     histories: Sequence[History],
     ends: Iterable[int] = (),
 ) -> tuple[int, ...]:
-    """A text of the chain, marked by three candidates a step, or by two for each of several keys; a
-    race in the clear is the judge.
+    """Return a text of the chain, marked by three candidates a step, or by two for each of several
+    keys; a race in the clear is the judge.
     """
     keys = tuple(key_of(number + 10_000 * i) for i in range(len(histories)))
     letters: Any = Letters(ends)

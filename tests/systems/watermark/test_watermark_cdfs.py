@@ -48,10 +48,10 @@ def test_irwin_hall_against_fractions_and_both_tails() -> None:
         terms = ((-1) ** i * math.comb(n, i) * (x - i) ** n for i in range(math.floor(x) + 1))
         below = sum(terms, Fraction(0)) / math.factorial(n)
         log = math.log(below.numerator) - math.log(below.denominator)
-        found = irwin_hall(n, s)
-        assert found.log_cdf == pytest.approx(log, abs=1e-10)
+        actual = irwin_hall(n, s)
+        assert actual.log_cdf == pytest.approx(log, abs=1e-10)
         mirrored = irwin_hall(n, n - s)
-        assert mirrored.log_sf == pytest.approx(found.log_cdf, rel=1e-12)
+        assert mirrored.log_sf == pytest.approx(actual.log_cdf, rel=1e-12)
     assert irwin_hall(3, 0.0) == (-math.inf, 0.0) and irwin_hall(3, 3.0) == (0.0, -math.inf)
 
 
@@ -101,8 +101,8 @@ def test_one_draw_gives_back_its_uniform(family: Family) -> None:
 @pytest.mark.parametrize("family", ALL, ids=lambda f: f.name)
 def test_sums_are_uniform_under_their_cdf(family: Family) -> None:
     """False alarm: 1e-6 for a seed, which is fixed."""
-    found = [cdf(family.tails(u)) for u in uniforms(1500, 7)]
-    assert stats.kstest(found, "uniform").pvalue > 1e-6
+    collected = [cdf(family.tails(u)) for u in uniforms(1500, 7)]
+    assert stats.kstest(collected, "uniform").pvalue > 1e-6
     other = [cdf(family.of_sum(14, float(family.draws(u).sum()))) for u in uniforms(1500, 7)]
     assert stats.kstest(other, "uniform").pvalue < 1e-6
 
@@ -138,10 +138,10 @@ def test_every_seed_has_one_owner() -> None:
     a, b, c = (Seed(name, 0.5) for name in (b"a", b"b", b"c"))
     prg = Prg.from_seed(0, "owners")
     owners = [own([[a, b, a], [a, c], [c]], prg) for _ in range(2000)]
-    for found in owners:
-        assert sorted(s.name for one in found for s in one) == [b"a", b"b", b"c"]
+    for total in owners:
+        assert sorted(s.name for one in total for s in one) == [b"a", b"b", b"c"]
     # Each of the two that have it, alike: 6 standard deviations.
-    assert abs(sum(a in found[0] for found in owners) - 1000) < 6 * math.sqrt(500)
+    assert abs(sum(a in total[0] for total in owners) - 1000) < 6 * math.sqrt(500)
     assert own([[a, b], [a]], prg, {b"a"}) == [[b], []]
 
 
@@ -159,8 +159,8 @@ def test_theorem_4_2() -> None:
     for m, expected in LAMBDA.items():
         assert theory.selection_slope(m) == pytest.approx(expected, abs=5e-7)
     for limit, row in BOUNDS.items():
-        found = [theory.auc_bound(t, limit) for t in (25, 50, 100, 250)]
-        assert found == pytest.approx(row, abs=5e-5 if limit else 5e-6)
+        collected = [theory.auc_bound(t, limit) for t in (25, 50, 100, 250)]
+        assert collected == pytest.approx(row, abs=5e-5 if limit else 5e-6)
     some = [theory.auc_bound(100, 1024, alpha) for alpha in (0.5, 1, 2, 3)]
     assert some == pytest.approx([0.2799, 0.6086, 0.8615, 0.9333], abs=5e-5)
     assert theory.auc_bound(100, 1) == 0.0  # m = 1 embeds nothing

@@ -50,12 +50,12 @@ def file_of(number: int, family: Family | None = None, **scheme: object) -> KeyF
 def null_p(
     score: str, family: Family, units: Units, texts: Sequence[str], *, first: int = 0, **more: int
 ) -> list[float]:
-    """p of each text under a key of its own."""
-    found = []
+    """Return p of each text under a key of its own."""
+    collected = []
     for number, text in enumerate(texts, first):
         marks = marks_of(file_of(number, family), units.placed(text))
-        found.append(math.exp(scores.log_p(uniforms(marks), family, score, **more)))
-    return found
+        collected.append(math.exp(scores.log_p(uniforms(marks), family, score, **more)))
+    return collected
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,16 @@ def null_p(
 )
 def test_p_values_of_unmarked_text_are_uniform(score: str, family: Family) -> None:
     texts = SNIPPETS * (1 if score == "lrt" else 2)
-    found = null_p(score, family, WORDS, texts, m=4, k=3)
-    assert stats.kstest(found, "uniform").pvalue > FALSE_ALARM
+    p = null_p(score, family, WORDS, texts, m=4, k=3)
+    assert stats.kstest(p, "uniform").pvalue > FALSE_ALARM
 
 
 def test_so_are_those_of_tokens_and_of_joined_keys() -> None:
     tokens = TokenUnits(Tokenizer.load(shipped("private")))
-    found = null_p("sum", Family("normal"), tokens, SNIPPETS)
-    assert stats.kstest(found, "uniform").pvalue > FALSE_ALARM
+    p = null_p("sum", Family("normal"), tokens, SNIPPETS)
+    assert stats.kstest(p, "uniform").pvalue > FALSE_ALARM
     more = null_p("sum", Family("normal"), tokens, SNIPPETS, first=500)
-    pairs = zip(found, more, strict=True)
+    pairs = zip(p, more, strict=True)
     joined = [math.exp(scores.combined([math.log(a), math.log(b)])) for a, b in pairs]
     assert stats.kstest(joined, "uniform").pvalue > FALSE_ALARM
 
@@ -105,7 +105,7 @@ def test_repeats_count_once() -> None:
 
 
 def marked_text(number: int, words: int, m: int = 16) -> list[str]:
-    """Each of m words that are as likely as any, chosen by a key (flat, k = 1)."""
+    """Return each of m words that are as likely as any, chosen by a key (flat, k = 1)."""
     key, prg = key_of(number), Prg.from_seed(number, "words")
     text: list[str] = []
     units: list[bytes] = []
@@ -168,9 +168,9 @@ def test_where_a_text_is_marked() -> None:
     (one,) = verdict.keys
     assert one.spans and one.log_p_anywhere < math.log(1e-6)
     start, end = len(" ".join(before)), len(" ".join([*before, *inside]))
-    found = set(itertools.chain(*(range(span.start, span.end) for span in one.spans)))
+    actual = set(itertools.chain(*(range(span.start, span.end) for span in one.spans)))
     truth = set(range(start, end))
-    assert len(found & truth) > 0.7 * len(truth) and len(found & truth) > 0.6 * len(found)
+    assert len(actual & truth) > 0.7 * len(truth) and len(actual & truth) > 0.6 * len(actual)
     # Two parts are two spans.
     twice = " ".join([*inside, *before, *marked_text(1, 160)[80:], *after])
     spans = detect([file_of(1)], [WORDS], twice).keys[0].spans
@@ -179,14 +179,14 @@ def test_where_a_text_is_marked() -> None:
 
 def test_windows_seldom_find_what_is_not_there() -> None:
     """At alpha = .05 at most that share of unmarked texts has a span (binomial)."""
-    found = 0
+    actual = 0
     for number in range(300):
         numbers = np.maximum(Prg.from_seed(number, "null").uniform((150,)), 2.0**-53)
         marks = [Marked(i, i + 1, float(u)) for i, u in enumerate(numbers)]
         spans, anywhere = spans_of(marks, 0.05)
         assert bool(spans) == (anywhere <= math.log(0.05))
-        found += bool(spans)
-    assert stats.binom.sf(found - 1, 300, 0.05) > FALSE_ALARM
+        actual += bool(spans)
+    assert stats.binom.sf(actual - 1, 300, 0.05) > FALSE_ALARM
     assert windows(0) == [] and windows(1) == [(0, 1)] and (0, 150) in windows(150)
     assert all(0 <= a < b <= 150 for a, b in windows(150))
     assert spans_of([Marked(0, 1, None)] * 20) == ([], 0.0)
@@ -225,8 +225,8 @@ def test_tails_of_likelihood_ratios() -> None:
         for quantile in (0.5, 0.9, 0.999, 1e-3):
             cut = stats.gamma.ppf(1 - quantile, count)
             total = count * math.log(3) - 2 * cut
-            found = math.exp(scores.ratio_tail(ratios, total, count))
-            assert found == pytest.approx(1 - quantile, rel=0.06, abs=1e-3)
+            actual = math.exp(scores.ratio_tail(ratios, total, count))
+            assert actual == pytest.approx(1 - quantile, rel=0.06, abs=1e-3)
     assert scores.ratio_tail(ratios, 1e9, 5) < -30 and scores.ratio_tail(ratios, -1e9, 5) == 0.0
 
 

@@ -39,7 +39,7 @@ def embedder(
     chain: Chain | None = None,
     ngram: int = 3,
 ) -> Embedder:
-    """A fresh key."""
+    """Return a fresh key."""
     prg = Prg.from_seed(number, f"texts {keys} {m} {k} {on}")
     return Embedder(
         tuple(key_of(number, f"level {i}") for i in range(keys)),
@@ -61,11 +61,11 @@ def test_one_token_has_the_distribution_of_the_model() -> None:
         points = np.searchsorted([0.5, 0.8], prg.uniform((5,)), side="right")
         tokens, counts = np.unique(points, return_counts=True)
         grams = [[(bytes([t]),)] for t in tokens]
-        found = choose(key, grams, counts.tolist(), UNIFORM, prg)
+        chosen = choose(key, grams, counts.tolist(), UNIFORM, prg)
         numbers = [key.seed(gram[0]).uniform for gram in grams]
-        drawn.append(int(tokens[found.index]))
+        drawn.append(int(tokens[chosen.index]))
         plain.append(int(tokens[int(np.argmax(numbers))]))
-        uniforms.setdefault(int(counts[found.index]), []).append(numbers[found.index])
+        uniforms.setdefault(int(counts[chosen.index]), []).append(numbers[chosen.index])
     assert p_value(drawn, MU) > FALSE_ALARM
     # Without the exponent m / c: another distribution, which is told.
     assert p_value(plain, MU) < FALSE_ALARM
@@ -106,11 +106,11 @@ def test_two_texts_of_a_key_are_independent_with_a_history() -> None:
     }
 
     def pairs(on: bool) -> list[tuple[int, ...]]:
-        found = []
+        collected = []
         for trial in range(900):
             marks = embedder(trial, 1, 4, 1, on=on, ngram=2)
-            found.append((*marks.text((0,), 2).content, *marks.text((0,), 2).content))
-        return found
+            collected.append((*marks.text((0,), 2).content, *marks.text((0,), 2).content))
+        return collected
 
     assert p_value(pairs(True), distribution) > FALSE_ALARM
     assert p_value(pairs(False), distribution) < FALSE_ALARM
@@ -148,14 +148,14 @@ def test_shared_seeds_need_one_owner() -> None:
                 grams = [[(b"shared",), (b"a",)], [(b"shared",), (b"b",)]]
                 counts = [count, 4 - count]
                 present = [i for i in (0, 1) if counts[i]]
-                found = choose(
+                chosen = choose(
                     key_of(trial),
                     [grams[i] for i in present],
                     [counts[i] for i in present],
                     UNIFORM,
                     prg,
                 )
-                first += present[found.index] == 0
+                first += present[chosen.index] == 0
         return first / 6000
 
     deviation = float(np.sqrt(0.7 * 0.3 / 6000))
@@ -184,9 +184,9 @@ def test_a_race_has_the_distribution_of_the_model(on: bool) -> None:
 
     def text(trial: int, history: History) -> tuple[int, ...]:
         noise = MarkedNoise(key_of(trial), 2, 3, history, Prg.from_seed(trial, "private"))
-        found, _ = race_text(chain.distribution, noise, (0,), 3, frozenset())
-        noise.finish(found)
-        return found
+        tokens, _ = race_text(chain.distribution, noise, (0,), 3, frozenset())
+        noise.finish(tokens)
+        return tokens
 
     drawn = [text(trial, History(True)) for trial in range(1200)]
     assert p_value(drawn, chain.text_distribution(3)) > FALSE_ALARM
@@ -205,8 +205,8 @@ def test_n_grams_begin_where_the_prompt_ends() -> None:
     a, b, c, d = (token_unit(i) for i in range(4))
     one, other, nothing = Drawn((0, 1), False), Drawn((2, 3), True), Drawn((), True)
     assert added(marks.units, 3, (), [one]) == {one: [(a,), (a, b)]}
-    found = added(marks.units, 3, (0, 1), [other, nothing, other])
-    assert found == {other: [(a, b, c), (b, c, d)], nothing: []}
+    actual = added(marks.units, 3, (0, 1), [other, nothing, other])
+    assert actual == {other: [(a, b, c), (b, c, d)], nothing: []}
     made = marks.text((0,), 6)
     assert [len(chunk.seeds) for chunk in made.chunks] == [1, 1, 1]
     # The first token has an n-gram of one, whatever the prompt.

@@ -67,9 +67,9 @@ def test_a_server_of_one_choice_is_asked_for_one_each() -> None:
 
     with serving(one) as server:
         sampler = HttpSampler(server.url, "m")
-        found = sampler.sample("x", 4, 1) + sampler.sample("x", 4, 1)
+        actual = sampler.sample("x", 4, 1) + sampler.sample("x", 4, 1)
         assert [body["n"] for body in server.asked] == [4] + [1] * 8  # refused once
-    assert len(set(found)) == 8
+    assert len(set(actual)) == 8
 
 
 def test_no_choice_and_too_many_are_refused() -> None:
@@ -98,9 +98,9 @@ def test_no_choice_and_too_many_are_refused() -> None:
 )
 def test_the_reason_of_a_refusal_is_shown_in_one_harmless_line(body: bytes, shown: str) -> None:
     with serving(lambda asked, number: Reply(body, 400)) as server:
-        with pytest.raises(PeerError, match=shown) as found:
+        with pytest.raises(PeerError, match=shown) as error:
             HttpSampler(server.url, "m").sample("x", 2, 1)
-    assert str(found.value).isprintable() and len(str(found.value)) < 400
+    assert str(error.value).isprintable() and len(str(error.value)) < 400
 
 
 def test_an_error_that_is_called_a_success() -> None:
@@ -141,9 +141,9 @@ def test_half_a_character_is_drawn_again_as_a_whole(half: str) -> None:
         return choices(*[" a" + half, whole][: body["n"]] if body["n"] > 1 else [whole])
 
     with serving(emoji) as server:
-        found = HttpSampler(server.url, "m").sample("x", 2, 1)
+        actual = HttpSampler(server.url, "m").sample("x", 2, 1)
         assert [(body["n"], body["max_tokens"]) for body in server.asked] == [(2, 1), (1, 4)]
-    assert found == [Drawn(" a", False), Drawn("🙂", False)]
+    assert actual == [Drawn(" a", False), Drawn("🙂", False)]
 
 
 def test_an_endpoint_that_only_gives_halves() -> None:
@@ -212,9 +212,9 @@ def test_a_server_that_answers_too_late_is_not_asked_again() -> None:
 
 def test_an_address_where_nobody_answered_before_fails_at_once() -> None:
     said: list[str] = []
-    with pytest.raises(PeerError, match="cannot reach .*Connection refused") as found:
+    with pytest.raises(PeerError, match="cannot reach .*Connection refused") as error:
         HttpSampler("http://127.0.0.1:9/v1/completions", "m", on_wait=said.append).sample("x", 1, 1)
-    assert not said and "object at" not in str(found.value)
+    assert not said and "object at" not in str(error.value)
     with pytest.raises(PeerError, match="cannot reach"):
         HttpSampler("http://nowhere.invalid/v1/completions", "m").sample("x", 1, 1)
 
@@ -252,9 +252,9 @@ def test_others_are_reached_through_the_environment_s_proxy(
 
 def test_a_key_that_no_header_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPU_LLM_API_KEY", "se\ncret")
-    with pytest.raises(InputError) as found:
+    with pytest.raises(InputError) as error:
         HttpSampler("http://127.0.0.1:9", "m")
-    assert "cret" not in str(found.value)
+    assert "cret" not in str(error.value)
     monkeypatch.delenv("SPU_LLM_API_KEY")
     for url in ("http://[::1/x", "http:///x", "ftp://a"):
         with pytest.raises(InputError, match="an endpoint is http"):
@@ -272,7 +272,7 @@ def test_a_text_that_was_cut_short_is_kept(
 
     key, result = tmp_path / "key", tmp_path / "out.json"
     write_key(key, key_of(0), Scheme(2, units="words"))
-    with serving(failing) as server, pytest.raises(SystemExit) as found:
+    with serving(failing) as server, pytest.raises(SystemExit) as error:
         cli.main(
             [
                 "watermark",
@@ -287,7 +287,7 @@ def test_a_text_that_was_cut_short_is_kept(
                 str(result),
             ]
         )
-    assert found.value.code == 1
+    assert error.value.code == 1
     printed = capsys.readouterr()
     made = json.loads(result.read_text())
     assert printed.out == made["text"] + "\n" and len(made["text"].split()) == 6

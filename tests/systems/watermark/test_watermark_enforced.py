@@ -46,7 +46,7 @@ def session_of(plan: Completion) -> Session:
 
 
 def noise_of(number: int) -> Prg:
-    """As a worker has it."""
+    """Return the noise as a worker has it."""
     served = Served(stream_key=key_of(number).of_session(NONCE).hex())
     return program.provider_stream(ProviderInputs("model", served=served))
 
@@ -94,8 +94,8 @@ def test_a_text_by_the_providers_rows_is_found_by_its_key(
     assert in_the_clear(other, plan, 5).emitted == report.emitted and other.tokens == text
     session, guess = session_of(plan), drafts_of(PUBLIC, DRAFT_PARAMS, text)
     for distributions in (AlignmentPrior.unknown(16), AlignmentPrior.guessed(guess)):
-        found = detect(key_of(5), [session], text, distributions)
-        assert found.log_p < math.log(1e-6) and found.best == session
+        evidence = detect(key_of(5), [session], text, distributions)
+        assert evidence.log_p < math.log(1e-6) and evidence.best == session
         assert detect(key_of(6), [session], text, distributions).log_p > math.log(1e-2)
         strange = Session(bytes(16), session.began, session.shape)
         assert detect(key_of(5), [strange], text, distributions).log_p > math.log(1e-2)
@@ -112,8 +112,8 @@ def test_what_was_drafted_is_told_by_the_text(tokenizer: Tokenizer) -> None:
         window = np.zeros(64, np.int32)
         window[: i - first] = tokens[first:i]
         tokens[i] = int(greedy(window)[i - first - 1])
-    found = drafts_of(PUBLIC, DRAFT_PARAMS, tokens)
-    assert found[1::2].all() and not found[0] and found[::2].mean() < 0.2
+    actual = drafts_of(PUBLIC, DRAFT_PARAMS, tokens)
+    assert actual[1::2].all() and not actual[0] and actual[::2].mean() < 0.2
     assert drafts_of(PUBLIC, DRAFT_PARAMS, tokens[:1]).tolist() == [False]
 
 

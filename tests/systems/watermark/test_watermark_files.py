@@ -64,8 +64,8 @@ def test_1_23_is_not_12_3() -> None:
 def test_numbers_of_n_grams_are_uniform() -> None:
     """False alarm: 1e-6."""
     key = key_of(3)
-    found = [key.seed([token_unit(i)]).uniform for i in range(5000)]
-    assert stats.kstest(found, "uniform").pvalue > 1e-6
+    collected = [key.seed([token_unit(i)]).uniform for i in range(5000)]
+    assert stats.kstest(collected, "uniform").pvalue > 1e-6
     names = {key.seed([token_unit(i)]).name for i in range(5000)}
     assert len(names) == 5000  # a name again: 1e-12
 
@@ -84,9 +84,9 @@ def test_words_stay_when_spaces_and_capitals_change(text: str) -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=2)), st.integers(1, 5), st.integers(0, 4))
 def test_n_grams_end_at_their_unit(units: list[bytes], n: int, first: int) -> None:
-    found = grams(units, n, first)
-    assert len(found) == max(0, len(units) - first)
-    for place, gram in enumerate(found, first):
+    actual = grams(units, n, first)
+    assert len(actual) == max(0, len(units) - first)
+    for place, gram in enumerate(actual, first):
         assert len(gram) == min(n, place + 1) and gram[-1] == units[place]
     assert common(units, units + [b"x"]) == len(units)
     tokens = list(range(len(units)))
@@ -133,9 +133,9 @@ def test_key_files_that_are_none(tmp_path: Path) -> None:
     ]
     for content in wrong:
         path.write_text(json.dumps(content))
-        with pytest.raises(InputError, match="damaged") as found:
+        with pytest.raises(InputError, match="damaged") as error:
             read_key(path)
-        assert secret[:-2] not in str(found.value)
+        assert secret[:-2] not in str(error.value)
     path.chmod(0o644)
     with pytest.raises(InputError, match="chmod 600"):
         read_key(path)
@@ -266,8 +266,8 @@ def endpoint() -> Iterator[str]:
 def test_an_endpoint_as_sampler(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Endpoint.asked.clear()
     monkeypatch.setenv("SPU_LLM_API_KEY", "abc")
-    found = HttpSampler(endpoint, "m", 0.8).sample("once", 2, 7)
-    assert found == [Drawn(" t0", False), Drawn(" t1", True)]
+    actual = HttpSampler(endpoint, "m", 0.8).sample("once", 2, 7)
+    assert actual == [Drawn(" t0", False), Drawn(" t1", True)]
     (sent,) = Endpoint.asked
     body = {"model": "m", "prompt": "once", "n": 2, "max_tokens": 7, "temperature": 0.8}
     assert sent == ("Bearer abc", body)

@@ -40,7 +40,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def sampler(tokenizer: Tokenizer) -> ModelSampler:
-    """The smaller shipped model, which never ends a text by itself."""
+    """Return the smaller shipped model, which never ends a text by itself."""
     config, weights = load_folded(shipped("public"))
     return ModelSampler(config, weights, frozenset(), SAMPLING, Prg.from_seed(0, "sampler"))
 
@@ -209,8 +209,8 @@ def test_a_marked_race_is_found(sampler: ModelSampler, tokenizer: Tokenizer) -> 
     assert len(tokens) == 60 and not ended and len(history) > 40
     scheme = Scheme(4, Family(), method="race")
     text = tokenizer.decode(tokens)
-    found = detect([KeyFile(key, scheme)], [TokenUnits(tokenizer)], text)
-    assert found.log_p < math.log(1e-12)
+    evidence = detect([KeyFile(key, scheme)], [TokenUnits(tokenizer)], text)
+    assert evidence.log_p < math.log(1e-12)
     other = detect([KeyFile(key_of(7), scheme)], [TokenUnits(tokenizer)], text)
     assert other.log_p > math.log(1e-6)
     assert len(scored(key, tokens, 4)) == 60

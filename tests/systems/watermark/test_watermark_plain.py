@@ -79,10 +79,10 @@ def test_all_forms_of_a_text_have_the_same_units(text: str, data: st.DataObject)
     put_in = text[:at] + data.draw(st.sampled_from(INVISIBLE)) + text[at:]
     for changed in (*(unicodedata.normalize(f, text) for f in ("NFC", "NFD")), put_in):
         assert units.of(changed) == units.of(text)
-        found = plain(changed)
-        assert found.text == plain(text).text and len(found.places) == len(found.text)
-        assert all(0 <= start < end <= len(changed) for start, end in found.places)
-        assert list(found.places) == sorted(found.places)
+        actual = plain(changed)
+        assert actual.text == plain(text).text and len(actual.places) == len(actual.text)
+        assert all(0 <= start < end <= len(changed) for start, end in actual.places)
+        assert list(actual.places) == sorted(actual.places)
 
 
 @pytest.mark.parametrize(
@@ -106,5 +106,5 @@ def test_units_stand_where_they_are_in_the_text_that_was_found() -> None:
     text = "\ufeffe\u0301te\u0301, my\u00adste\u0300re"
     placed = WordUnits().placed(text)
     assert [u.value.decode() for u in placed] == ["été", ",", "mystère"]
-    found = [text[u.start : u.end] for u in placed]
-    assert found == ["e\u0301te\u0301", ",", "my\u00adste\u0300re"]
+    collected = [text[u.start : u.end] for u in placed]
+    assert collected == ["e\u0301te\u0301", ",", "my\u00adste\u0300re"]

@@ -74,7 +74,7 @@ def side_of(
     noise: MarkedNoise | None,
     used: Callable[[bytes], None] = lambda names: None,
 ) -> ClientSide:
-    """A client with marked noise, or without."""
+    """Return a client with marked noise, or without."""
     race = completion.verifier
     assert isinstance(race, Race)
     drafter = Drafter(PUBLIC, DRAFT_PARAMS, 80) if completion.request.draft_length else None
@@ -90,7 +90,7 @@ def in_the_clear(side: ClientSide, completion: Completion) -> Any:
 
 
 def expected_text(noise: MarkedNoise, tokens: int) -> list[int]:
-    """A race in the clear, token by token, with the private model's own distribution."""
+    """Return a race in the clear, token by token, with the private model's own distribution."""
 
     def distribution(text: tuple[int, ...]) -> np.ndarray:
         padded = np.zeros(PRIVATE.context, np.int32)
@@ -125,12 +125,12 @@ def test_no_context_marks_twice_in_a_second_text(tokenizer: Tokenizer) -> None:
         history.add(unpacked(kept.packed()))
         if not turn:
             assert len(marked) > 40
-            assert found(5, side.tokens) < math.log(1e-6) < found(6, side.tokens)
+            assert log_p_under(5, side.tokens) < math.log(1e-6) < log_p_under(6, side.tokens)
     assert len(marked) == len(set(marked)) > 60 and () in marked
 
 
-def found(key: int, tokens: Sequence[int]) -> float:
-    """log p of tokens under a key."""
+def log_p_under(key: int, tokens: Sequence[int]) -> float:
+    """Return log p of tokens under a key."""
     placed = [Unit(token_unit(token), i, i + 1) for i, token in enumerate(tokens)]
     numbers = numbers_of(marks_of(KeyFile(key_of(key), RACE), placed))
     return log_p(numbers, RACE.family, "fisher", 2, 1)

@@ -55,8 +55,8 @@ SHAPES = st.builds(Shape, st.integers(1, 20), st.integers(0, 4), st.integers(1, 
 def test_words_at_places_are_those_of_the_stream(seed: int, places: list[int]) -> None:
     moved, whole = Prg.from_seed(seed, "x"), Prg.from_seed(seed, "x").words((5001,))
     moved.words((3,))
-    found = moved.words_at(np.array(places, int).reshape(-1, 1))
-    np.testing.assert_array_equal(found, whole[places].reshape(-1, 1))
+    actual = moved.words_at(np.array(places, int).reshape(-1, 1))
+    np.testing.assert_array_equal(actual, whole[places].reshape(-1, 1))
     np.testing.assert_array_equal(moved.words((2,)), whole[3:5])
 
 
@@ -172,9 +172,9 @@ def test_sessions_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             raise OSError(errno.ENOSPC, "no space")
 
         monkeypatch.setattr(kept.os, "write", full)
-        with pytest.raises(SpuLlmError, match="no space") as found:
+        with pytest.raises(SpuLlmError, match="no space") as error:
             file.add(session(20))
-        assert not isinstance(found.value, InputError) and path.read_bytes() == whole
+        assert not isinstance(error.value, InputError) and path.read_bytes() == whole
         monkeypatch.setattr(kept.os, "write", write)
         file.add(session(21))
         assert recorded(path, key)[-1].nonce == session(21).nonce
@@ -247,9 +247,9 @@ def test_a_provider_marks_all_texts_or_none(
     if program == "preparation":
         request = PrepareRequest(4, 9, 2, temperature, verify, steps=3)
     text: Any = type("Text", (), {"digest": "x"})
-    found = programs.find(program)
+    actual = programs.find(program)
     agreed = agreeing.of_provider(PRIVATE, text, "local", 1) | agreeing.of_client(
-        found, request, text, "local", 1
+        actual, request, text, "local", 1
     )
     held = ProviderInputs("model", served=Served(stream_key="00" * 32 if marks else None))
     task = agreeing.task_of("provider", agreed, held, Path("/pool"))
@@ -257,7 +257,7 @@ def test_a_provider_marks_all_texts_or_none(
 
     def admitted() -> Any:
         system.check_program(program)
-        job = agreeing.job_of(found, task)
+        job = agreeing.job_of(actual, task)
         system.admit(job)
         return job
 
@@ -289,7 +289,7 @@ def test_a_session_is_recorded_when_it_begins_alone(
     def asked(program: Any, request: Any) -> Any:
         return with_nonce(agreeing.of_client(program, request, tokenizer, "local", 1))
 
-    def found() -> list[Session]:
+    def recorded_now() -> list[Session]:
         return recorded(sessions_path(path), key_of(2))
 
     with _Sessions(
@@ -304,13 +304,13 @@ def test_a_session_is_recorded_when_it_begins_alone(
         ):
             with pytest.raises(InputError, match=words):
                 serving._admit(asked(program, request), None)
-        assert found() == []
+        assert recorded_now() == []
         good = asked(COMPLETION, Request(5, 9, 3, 0.7, "marked"))
         _, ticket = serving._admit(good, None)
         admitted = serving._places.enter(ticket, None)
-        assert found() == []
+        assert recorded_now() == []
         admitted.begin()
-        (one,) = found()
+        (one,) = recorded_now()
         assert one.shape == Shape(PRIVATE.vocab_size, 3, 9)
         assert admitted.task.own["served"]["stream_key"] == key_of(2).of_session(one.nonce).hex()
         other = serving._places.enter(serving._admit(good, None)[1], None)
@@ -323,7 +323,7 @@ def test_a_session_is_recorded_when_it_begins_alone(
         marked.close()
         with pytest.raises(SpuLlmError, match="it is closed"):
             other.begin()
-        assert found() == [one]
+        assert recorded_now() == [one]
 
 
 def test_what_cannot_begin_gives_its_worker_no_inputs() -> None:

@@ -30,14 +30,14 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """What a command writes to stdout."""
+    """Return what a command writes to stdout."""
 
     def ran(*arguments: str | Path) -> str:
         with pytest.raises(SystemExit) as end:
             cli.main(["watermark", *map(str, arguments)])
-        found = capsys.readouterr()
-        assert end.value.code == 0, found.err
-        return found.out
+        printed = capsys.readouterr()
+        assert end.value.code == 0, printed.err
+        return printed.out
 
     return ran
 
@@ -54,10 +54,12 @@ def test_from_a_key_to_a_verdict(run: Run, tmp_path: Path) -> None:
     assert result["text"] + "\n" == made and len(result["tokens"]) == len(result["chunks"])
     assert (tmp_path / "key.history").stat().st_size > 400 and secret not in told.read_text()
     text.write_text(result["text"])
-    page, found = tmp_path / "page.html", tmp_path / "found.json"
-    said = run("detect", text, "--key", key, "--tokenizer", PUBLIC, "--json", found, "--html", page)
+    page, actual = tmp_path / "page.html", tmp_path / "found.json"
+    said = run(
+        "detect", text, "--key", key, "--tokenizer", PUBLIC, "--json", actual, "--html", page
+    )
     assert said.startswith("marked: p = ") and "characters" in said
-    assert json.loads(found.read_text())["keys"][0]["log10_p"] < -4
+    assert json.loads(actual.read_text())["keys"][0]["log10_p"] < -4
     assert page.read_text().startswith("<!DOCTYPE html>") and secret not in page.read_text()
     assert run("detect", text, "--key", other, "--tokenizer", PUBLIC).startswith("no mark")
     both = run("detect", text, "--key", key, "--key", other, "--tokenizer", PUBLIC)
@@ -151,7 +153,7 @@ def test_what_is_refused(
         Path(name).chmod(0o600)
     with pytest.raises(SystemExit) as end:
         cli.main(["watermark", *options])
-    found = capsys.readouterr()
-    lines = [line for line in found.err.splitlines() if line.startswith(ERROR)]
-    assert end.value.code == 2 and len(lines) == 1, found.err
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if line.startswith(ERROR)]
+    assert end.value.code == 2 and len(lines) == 1, printed.err
     assert all(word in lines[0] for word in words), lines
