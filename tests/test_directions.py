@@ -118,7 +118,7 @@ def imports_of(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, int, b
             names = [name if name in known else node.module for name in full]
         for name in names:
             if name in known:
-                yield name, node.lineno, False
+                yield name, node.lineno, False  # type: ignore[attr-defined]
 
 
 def test_imports_run_one_way() -> None:

@@ -62,7 +62,7 @@ def _places(content: Any) -> list[tuple[Any, Any]]:
         parts = [(outer, key) for outer in level for key in _keys(outer)[:40]]
         actual += [parts] if parts else []
         level = [outer[key] for outer, key in parts if isinstance(outer[key], dict | list)]
-    return actual
+    return actual  # type: ignore[return-value]
 
 
 def _keys(outer: Any) -> list[Any]:

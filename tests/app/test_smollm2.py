@@ -118,7 +118,7 @@ def test_all_of_its_weights_are_imported(model: Path) -> None:
     stored = load_file(model / WEIGHTS_FILE)
     assert len(stored) == len(collected) == 272
     for name, values in stored.items():
-        tensor = collected[names.get_name(name, try_suffixes=(".weight",))]
+        tensor = collected[names.get_name(name, try_suffixes=(".weight",))]  # type: ignore[index]
         expected = dequantize(tensor.data, tensor.tensor_type).reshape(values.shape)
         if "q_proj" in name or "k_proj" in name:
             pairs = expected.reshape(-1, 32, 2, expected.shape[-1])  # of each head of 64

@@ -14,7 +14,7 @@ def study() -> dict[str, Any]:
         for prompt, seconds in (("a", 0.25), ("b", 0.75)):
             wanted = {"network": network, "seconds": factor * seconds}
             runs += [
-                record("stock", prompt, **{**wanted, "seconds": 100 * wanted["seconds"]}),
+                record("stock", prompt, **{**wanted, "seconds": 100 * wanted["seconds"]}),  # type: ignore[operator]
                 record("ours-standard", prompt, **wanted),
                 record("ours-drafted", prompt, **wanted),
                 record("ours-drafted", prompt, mode="sampled", **wanted),

@@ -116,7 +116,7 @@ def test_a_run_between_two_processes_sends_what_a_dry_run_finds(
             common = workload.common_name(name)
             units[common] = units.get(common, 0) + made["units"]
         assert units.items() <= wanted.units.items()
-        _, deeper = workload.of_completion(replace(config, n_layer=2), asked, [])
+        _, deeper = workload.of_completion(replace(config, n_layer=2), asked, [])  # type: ignore[call-arg]
         block = deeper.counts["messages"] - wanted.counts["messages"]
         assert step["messages_per_block"] == pytest.approx(block)
     one = actual["lengths"][0]

@@ -106,7 +106,7 @@ def test_answers_are_compared_token_by_token(
         def __init__(self) -> None:
             pass
 
-        def __call__(self, tokens: Any) -> tuple[np.ndarray, bool]:
+        def __call__(self, tokens: Any) -> tuple[np.ndarray, bool]:  # type: ignore[override]
             rows = exact(tokens)[0].copy()
             order = np.argsort(rows, axis=-1)
             at = np.arange(len(rows) - 3, len(rows))

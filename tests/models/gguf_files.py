@@ -112,7 +112,7 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
         list: writer.add_array,
     }
     if value is not None:
-        kinds[type(value)](name, value)
+        kinds[type(value)](name, value)  # type: ignore[operator]
 
 
 def byte_level(directory: Path, pre: str) -> dict[str, Any]:

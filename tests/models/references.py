@@ -80,7 +80,7 @@ def recorded(name: str) -> np.ndarray:
 
 
 def main() -> None:
-    import torch
+    import torch  # type: ignore[import-not-found]
     from transformers import AutoModelForCausalLM
 
     collected = {}

@@ -33,10 +33,10 @@ def test_the_table_is_that_of_the_files(column: int, name: str, schedule: train.
     parameters = sum(int(np.prod(t.shape)) for t in load_file(file).values())
     said = {row: cells(row)[column] for row in ("architecture", "parameters", "context")}
     assert said == {
-        "architecture": f"GPT-2, {config.n_layer} layers, width {config.n_embd}, "
-        f"{config.n_head} heads",
+        "architecture": f"GPT-2, {config.n_layer} layers, width {config.n_embd}, "  # type: ignore[attr-defined]
+        f"{config.n_head} heads",  # type: ignore[attr-defined]
         "parameters": f"{parameters / 1e6:.2f} million",
-        "context": f"{config.n_positions} tokens",
+        "context": f"{config.n_positions} tokens",  # type: ignore[attr-defined]
     }
     assert cells("file, float16")[column] == f"{file.stat().st_size / 1e6:.1f} MB"
     assert f"{schedule.steps:,} steps of {schedule.batch} windows" in cells("trained with")[column]

@@ -174,12 +174,12 @@ def model(seed: int) -> evaluate.Model:
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_a_model_accepts_what_it_drafted_itself(temperature: float) -> None:
     same = model(0)
-    drafter = Drafter(same.config, same.params, same.config.n_positions)
+    drafter = Drafter(same.config, same.params, same.config.n_positions)  # type: ignore[attr-defined]
     prompts, rng = [[1, 2, 3], [4, 5, 6, 7]], np.random.default_rng(0)
     speed = evaluate.simulate(evaluate.Verifier(same), drafter, prompts, 3, temperature, rng)
     assert speed.accepted > 0.99 and speed.tokens_per_step > 3.95
     other = model(1)
-    drafter = Drafter(other.config, other.params, other.config.n_positions)
+    drafter = Drafter(other.config, other.params, other.config.n_positions)  # type: ignore[attr-defined]
     worse = evaluate.simulate(evaluate.Verifier(same), drafter, prompts, 3, temperature, rng)
     assert worse.accepted < 0.9
 

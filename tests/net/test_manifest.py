@@ -112,8 +112,8 @@ def test_of_jobs_the_lesser_number_counts() -> None:
 def test_a_client_alone_may_leave_the_tokenizer_out() -> None:
     """A program without text needs none; a provider that states none is another one."""
     stated = {"tokenizer": "d1"}
-    assert "tokenizer" not in agree(CLIENT, PROVIDER | stated)
+    assert "tokenizer" not in agree(CLIENT, PROVIDER | stated)  # type: ignore[operator]
     for client in (stated, {"tokenizer": None}):
         for provider in ({}, {"tokenizer": "d2"}):
             with pytest.raises(ManifestMismatch, match="tokenizer"):
-                agree(CLIENT | client, PROVIDER | provider)
+                agree(CLIENT | client, PROVIDER | provider)  # type: ignore[operator]

@@ -154,9 +154,9 @@ def break_pool(fault: str) -> None:
     if fault == "state is not written":
         pool_files.Files._write_state = lambda self, state: None  # type: ignore[method-assign]
     elif fault in ("contents are not synced", "names are not synced"):
-        pool_files._replacing = lambda path: _Careless(path, fault)  # type: ignore[assignment]
+        pool_files._replacing = lambda path: _Careless(path, fault)  # type: ignore[assignment, return-value]
     elif fault == "smaller index":
-        Pool.resume = _trusting_resume  # type: ignore[method-assign]
+        Pool.resume = _trusting_resume  # type: ignore[assignment, method-assign]
     else:
         assert not fault, fault
 

@@ -95,7 +95,7 @@ class PackedTwo(Two):
 
     def make(self, c: Correlation, masks: Masks) -> list[np.ndarray]:
         """Shares [units, n, m], the client's and the provider's."""
-        (client,), (provider,) = self.both(lambda rank, p: p.make(c, masks[rank]))
+        (client,), (provider,) = self.both(lambda rank, p: p.make(c, masks[rank]))  # type: ignore[call-arg]
         return [client, provider]
 
     def error(self, c: Correlation, masks: Masks) -> np.ndarray:

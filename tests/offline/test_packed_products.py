@@ -261,7 +261,7 @@ def test_messages_of_other_sizes(sender: int, number: int, how: str) -> None:
     two, c = PackedTwo(), one_way(4, 2, 3)
     masks = two.draw(c, 1)
     two.wires[sender].change = lambda i, data: changed(data, how) if i == number else data
-    outcomes = two.outcomes(lambda rank, p: p.make(c, masks[rank]))
+    outcomes = two.outcomes(lambda rank, p: p.make(c, masks[rank]))  # type: ignore[call-arg]
     error = outcomes[1 - sender]
     size = [KEY, SWITCHING, *traffic(c, masks)][number + (3 if sender == CLIENT else 0)]
     assert isinstance(error, WireError)
@@ -287,6 +287,6 @@ def test_the_other_party_is_gone(gone: int) -> None:
 def test_a_matrix_that_does_not_fit_is_refused() -> None:
     two, c = PackedTwo(), one_way(1, 1, N + 1)
     masks = two.draw(c, 1)
-    for error in two.outcomes(lambda rank, p: p.make(c, masks[rank])):
+    for error in two.outcomes(lambda rank, p: p.make(c, masks[rank])):  # type: ignore[call-arg]
         assert isinstance(error, ValueError)
     assert two.sent(CLIENT) == two.sent(PROVIDER) == []

@@ -57,7 +57,7 @@ def signed(x: np.ndarray) -> np.ndarray:
 
 def weighted(sums: np.ndarray, size: int, at: int = 0) -> np.ndarray:
     """Return sum of 2^(at + size i) sums_i: Python's integers."""
-    return sum(sums[..., i, :].astype(object) << at + size * i for i in range(sums.shape[-2]))
+    return sum(sums[..., i, :].astype(object) << at + size * i for i in range(sums.shape[-2]))  # type: ignore[return-value]
 
 
 def distance(actual: np.ndarray, exact: np.ndarray, dropped: int, bits: int) -> float:

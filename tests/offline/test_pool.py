@@ -266,7 +266,7 @@ def test_what_a_disk_has_no_room_for_ends_with_the_session(parties: Parties) -> 
     batch = parties.pools[PROVIDER].growth_bytes(TRIPLE, 1)
     limit(parties, PROVIDER, 2 * batch)
     parties.prepare(TRIPLE, 64)
-    assert parties.pools[PROVIDER].room() < batch
+    assert parties.pools[PROVIDER].room() < batch  # type: ignore[operator]
     assert [kept(parties, rank) for rank in RANKS] == [4, 2]
     parties.both(lambda rank, pool: pool.lease(TRIPLE, 50))
     parties.take(TRIPLE, 40)
@@ -304,7 +304,7 @@ def test_what_is_used_up_leaves_room(parties: Parties) -> None:
     parties.prepare(TRIPLE, 32)
     parties.take(TRIPLE, 32)
     parties.prepare(TRIPLE, 16)
-    assert kept(parties, PROVIDER) == 1 and batch / 2 < pool.room() < 2 * batch
+    assert kept(parties, PROVIDER) == 1 and batch / 2 < pool.room() < 2 * batch  # type: ignore[operator]
     parties.end()
 
 

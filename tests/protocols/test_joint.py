@@ -37,7 +37,7 @@ class TestJointFraction(OpContract):
             outcome = run_op(self.op, case)
             shares = [o[0] for o in outcome.outputs]
             assert all(isinstance(s, Arith) and s.frac_bits == FRAC_BITS for s in shares)
-            total = sum(s.words for s in shares).view(np.int64) / 2.0**FRAC_BITS
+            total = sum(s.words for s in shares).view(np.int64) / 2.0**FRAC_BITS  # type: ignore[attr-defined]
             expected = joint_fraction.reference(*case.inputs, **case.static)
             np.testing.assert_array_equal(total, expected)
 

@@ -309,7 +309,7 @@ def test_after_a_failure_nothing_goes_on(rank: int) -> None:
     def fail(*_: Any) -> Any:
         raise PeerError("gone")
 
-    party.send = party.recv = fail  # type: ignore[method-assign]
+    party.send = party.recv = fail  # type: ignore[assignment, method-assign]
     with pytest.raises(PeerError):
         times_rows.run(party, [_query(party), known], FOUR)
     with pytest.raises(ValueError, match="has failed"):

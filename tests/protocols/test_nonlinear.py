@@ -254,7 +254,7 @@ def test_positions_turn_heads_without_a_segment(simulation: Simulation, owner: O
         zero = session.private(PROVIDER, lambda: np.zeros_like(x), x.shape, np.float32)
         where = public(at)
         if owner is Owner.CLIENT:
-            where = session.private(CLIENT, lambda: at, at.shape, np.int32)
+            where = session.private(CLIENT, lambda: at, at.shape, np.int32)  # type: ignore[assignment]
         steps = function.plan(own, zero, where)[0].steps
         assert all(isinstance(step, OpCall) or step.local for step in steps)
         return session.get(session.call(function, own, zero, where))

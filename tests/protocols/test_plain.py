@@ -55,7 +55,7 @@ def texts_of(sampling: Sampling) -> np.ndarray:
     """
     actual: Counter[tuple[int, ...]] = Counter()
     for text, chance in emitted(sampling):
-        actual[text] += chance
+        actual[text] += chance  # type: ignore[assignment]
     whole = np.zeros((VOCAB,) * 3)
     for text in itertools.product(range(VOCAB), repeat=3):
         for n in range(1, 4):
@@ -102,7 +102,7 @@ def test_nothing_else_is_drawn_than_sampling_leaves(sampling: Sampling) -> None:
     actual: Counter[int] = Counter()
     for text, chance in emitted(sampling):
         assert all(sampling.distribution(logits_of(text[:i]))[t] > 0 for i, t in enumerate(text))
-        actual[text[0]] += chance
+        actual[text[0]] += chance  # type: ignore[assignment]
     np.testing.assert_allclose(
         [actual[t] for t in range(VOCAB)], allowed.sum(axis=(1, 2)), atol=1e-12
     )

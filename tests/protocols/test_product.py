@@ -144,7 +144,7 @@ def test_fixed_point_is_within_one_unit() -> None:
         outcome = run_op(op, Case(inputs, ("client",) * len(inputs)))
         shares = [o[0] for o in outcome.outputs]
         assert all(isinstance(s, Arith) and s.frac_bits == FRAC_BITS for s in shares)
-        total = sum(s.words for s in shares).view(np.int64) / 2.0**FRAC_BITS
+        total = sum(s.words for s in shares).view(np.int64) / 2.0**FRAC_BITS  # type: ignore[attr-defined]
         expected = inputs[0] * inputs[-1]
         assert np.max(np.abs(total - expected)) < 2.0**-FRAC_BITS
 

@@ -95,7 +95,7 @@ class TestSelectInANarrowRing(OpContract):
         case((1, 2, 3), "degenerate", bits=8, choice=1),
     ]
 
-    def test_broken_twins_are_caught(self, monkeypatch: Any) -> None:
+    def test_broken_twins_are_caught(self, monkeypatch: Any) -> None:  # type: ignore[override]
         monkeypatch.setitem(MASK_TWINS, "mask with a hole", LowHole)
         super().test_broken_twins_are_caught()
 
@@ -331,7 +331,7 @@ class Meddler:
         return self.replace(len(self.came) - 1, self.came)
 
     def close(self) -> None:
-        self.inner.close()
+        self.inner.close()  # type: ignore[attr-defined]
 
 
 def _flip(at: int) -> Callable[[int, list[bytes]], bytes]:

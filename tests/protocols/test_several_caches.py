@@ -206,7 +206,7 @@ def _run(calls: Any, tile: int, zero: bool = False) -> tuple[Any, list[Cost], li
         functionality=Functionality(),
         simulate=lambda *_: View([], []),
     )
-    rows, empty = np.zeros_like(WHOLE) if zero else WHOLE, np.zeros((HEADS, CAP, D), np.int64)
+    rows, empty = np.zeros_like(WHOLE) if zero else WHOLE, np.zeros((HEADS, CAP, D), np.int64)  # type: ignore[assignment]
     return run_op(op, Case((rows, empty), ("provider", "public"))), costs, wanted
 
 

@@ -347,7 +347,7 @@ def test_a_session_is_told_both_ids_and_the_peers_folder(
             worker._spu_session(PREPARATION, job, task, events, channels)
         assert not any(name.endswith(".pool") for name in without_ids(agreed))
     ids = [options.met for options in told]
-    assert ids[0] == ids[1][::-1] and ids[2] == ids[3][::-1] and len({*ids[0], *ids[2]}) == 4
+    assert ids[0] == ids[1][::-1] and ids[2] == ids[3][::-1] and len({*ids[0], *ids[2]}) == 4  # type: ignore[index]
     folders = [options.pool_dir for options in told]
     assert [folder.parent.name for folder in folders] == ["client", "provider"] * 2
     assert len(set(folders)) == 4

@@ -11,7 +11,7 @@ import sys
 
 if any("spu_llm.service.worker" in argument for argument in sys.orig_argv):
     if "SPU_LLM_STUB" in os.environ:
-        import stub_program
+        import stub_program  # type: ignore[import-not-found]
 
         stub_program.install()
 elif "SPU_LLM_STALL_S" in os.environ:

@@ -32,8 +32,9 @@ def install() -> None:
     """Make the worker of this process a stub."""
     from spu_llm.service import worker
 
-    worker.preload = lambda place: None  # slow, and not needed
-    worker.run_task = run_task
+    # Slow, and not needed.
+    worker.preload = lambda place: None  # type: ignore[assignment, return-value]
+    worker.run_task = run_task  # type: ignore[assignment]
     if "tries" not in os.environ["SPU_LLM_STUB"]:  # else its deeds are on any files
         worker.confine_files = lambda *paths: False
 

@@ -53,10 +53,10 @@ def test_drafts_go_through_one_compiled_shape(prompt: int) -> None:
     """
     params = tiny_params(PUBLIC, 2)
     drafter = Drafter(PUBLIC, params, 60)
-    assert drafter._step._cache_size() == 1
+    assert drafter._step._cache_size() == 1  # type: ignore[attr-defined]
     calls: list[tuple[int, ...]] = []
     step = drafter._step
-    drafter._step = lambda w, tokens, *rest: (calls.append(tokens.shape), step(w, tokens, *rest))[1]
+    drafter._step = lambda w, tokens, *rest: (calls.append(tokens.shape), step(w, tokens, *rest))[1]  # type: ignore[assignment]
     seen: list[np.ndarray] = []
 
     def pick(actual: np.ndarray, position: int) -> tuple[int, np.ndarray]:
@@ -73,7 +73,7 @@ def test_drafts_go_through_one_compiled_shape(prompt: int) -> None:
         assert set(calls) == {(WIDTH,)}
         text = [*text, *drafts[:stay], 7 + stay]
     assert fed[0] == 2 + math.ceil(prompt / WIDTH) and set(fed[1:]) == {3}
-    assert step._cache_size() == 1
+    assert step._cache_size() == 1  # type: ignore[attr-defined]
 
 
 def test_a_cadence_lets_whole_intervals_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,8 @@ def watch(simulation: Simulation, tokenizer: Tokenizer, slower: float) -> Any:
             clocked.close()
         if client is None:
             return clocked.gaps()
-        assert drafter._step._cache_size() == 1  # no gap holds a compilation
+        # No gap holds a compilation.
+        assert drafter._step._cache_size() == 1  # type: ignore[attr-defined]
         return report.emitted
 
     emitted, gaps = simulation.run(program)

@@ -197,8 +197,8 @@ def test_a_stop_string_that_is_not_ascii(tokenizer: Tokenizer) -> None:
 )
 def test_a_request_from_a_peer_has_exact_types(change: dict[str, Any], said: str) -> None:
     fields = {"prompt_tokens": 5, "max_new_tokens": 5, "draft_length": 1}
-    fields |= {"temperature": 0.7, "verify": "token", "top_k": 0, "top_p": 1.0}
-    fields |= {"show_progress": False, "public_prefix": "", "candidates": 1, **change}
+    fields |= {"temperature": 0.7, "verify": "token", "top_k": 0, "top_p": 1.0}  # type: ignore[dict-item]
+    fields |= {"show_progress": False, "public_prefix": "", "candidates": 1, **change}  # type: ignore[dict-item]
     if not said:
         assert COMPLETION.asked(fields) == Request(5, 5, 1, 0.7)
         return

@@ -420,7 +420,7 @@ def test_rows_that_must_be_public_are() -> None:
         ((), SystemPromptShape(3)),
     ):
         Completion.of(config, replace(request, public_prefix=prefix), before)
-    for prefix, before in (
+    for prefix, before in (  # type: ignore[assignment]
         ((30, 31), SystemPromptShape()),
         ((30,), SystemPromptShape(5, 4)),
         ((), SystemPromptShape(3, 2)),

@@ -151,7 +151,7 @@ class PublicWithCanary(Generator):
     def text(self, references: Sequence[str], prg: Prg, on_token: Any = None) -> Made:
         if references[0]:
             prompts = replace(self.prompts, query=f"{references[0]} {self.prompts.query}")
-            return Generator(self.method, *self.model, prompts).text(references, prg)
+            return Generator(self.method, *self.model, prompts).text(references, prg)  # type: ignore[attr-defined, call-arg]
         return super().text(references, prg)
 
 

@@ -183,7 +183,7 @@ def test_what_is_sent_does_not_depend_on_the_references(own_simulation: Simulati
                 client, provider = halves(ONE, noisy=True)
                 client.prompts = prompts
                 own = (client, None) if session.rank == CLIENT else (None, provider)
-                drawn.text(*own, lambda token: False)
+                drawn.text(*own, lambda token: False)  # type: ignore[call-arg]
                 sent = session.meter.traffic("prefill", "draw")
                 labels = {o.label for o in session.ledger.openings}
                 assert labels == {"place of the token among its candidates", "token"}

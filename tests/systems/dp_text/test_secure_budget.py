@@ -51,7 +51,7 @@ def test_what_is_not_accounted_for_is_refused() -> None:
         parameters = replace(Parameters(3, 0.5, 1.0, 4, 5), **wrong)
         with pytest.raises(InputError, match="two parties"):
             choice_of(parameters, 60.0)
-    for wrong, words in (
+    for wrong, words in (  # type: ignore[assignment]
         ({"batch": 65}, "the batch must be 1 to 64"),
         ({"places": 1}, "top-k must be 1 to 1"),
         ({"top_k": 0}, "top-k must be"),

@@ -448,7 +448,7 @@ def test_the_ends_take_one_program_and_are_in_the_rehearsal(
     assert client.around is not None and client.cadence is not None
     # When it was made, and six times for the cadence.
     assert rehearsed == [(3, len(PROMPT)), *[(3, len(PROMPT) - 1)] * 6]
-    assert client.around._up._cache_size() == client.around._down._cache_size() == 2
+    assert client.around._up._cache_size() == client.around._down._cache_size() == 2  # type: ignore[attr-defined]
 
 
 # ---- what is sent and taken

@@ -50,7 +50,7 @@ class Chain:
             p, before = 1.0, (0,)
             for token in text:
                 p *= float(self.distribution(before)[token])
-                before += (token,)
+                before += (token,)  # type: ignore[assignment]
             collected[text] = p
         return collected
 

@@ -206,7 +206,7 @@ def test_a_worker_gets_its_sessions_noise_alone(pair: Pair, tmp_path: Path) -> N
     marked = MarkedTexts(path)
     marked.open(tokenizer, studies=False)
     held = ProviderInputs("model", served=(offer := marked.offer(None)).served)
-    noise, (nonce, *_) = bytes.fromhex(held.served.stream_key or ""), offer.begin.args
+    noise, (nonce, *_) = bytes.fromhex(held.served.stream_key or ""), offer.begin.args  # type: ignore[attr-defined]
     assert noise.hex() not in repr(held) and noise != key_of(1).secret
     assert nonce.hex() not in str(asdict(held))
     assert Prg(noise).words((2,)).tolist() == key_of(1).session(nonce).words((2,)).tolist()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spu_llm.systems.program import Served
 from spu_llm.systems.served import Offer, ServedSystem
-from toy_system.program import Secret
+from toy_system.program import Secret  # type: ignore[import-not-found]
 
 
 class Number(ServedSystem):
