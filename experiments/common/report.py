@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from spu_llm.core.errors import InputError
 
+R = TypeVar("R")
 Files = Mapping[str, dict[str, Any]]  # results by name
 Text = Callable[[float], str]
 QUIET = 0.2  # cores busy with other work, beside which seconds still count
@@ -25,6 +27,20 @@ def line(cells: Iterable[str]) -> str:
 def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
     """Return the lines of a Markdown table."""
     return [line(heads), "|---" * len(heads) + "|", *map(line, rows)]
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """A column of a table: its head, and its cell for a row."""
+
+    head: str
+    cell: Callable[[R], str]
+
+
+def rows_table(columns: Sequence[Column[R]], rows: Iterable[R]) -> list[str]:
+    """Return the lines of a Markdown table of records, a row each; nothing where there are none."""
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    return table([column.head for column in columns], cells) if cells else []
 
 
 def cell(text: str) -> str:

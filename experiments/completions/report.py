@@ -27,7 +27,7 @@ from typing import Any
 
 from experiments.benchmarks.op_report import count_text
 from experiments.common import report, saved
-from experiments.common.report import QUIET, Text, spread
+from experiments.common.report import QUIET, Column, Text, rows_table, spread
 from experiments.completions.plan import MODES, SYSTEMS
 
 Record = dict[str, Any]
@@ -200,57 +200,47 @@ def _per_token(unit: str) -> list[Figure]:
     return [partial(online, unit=unit), partial(everything, unit=unit), *later]
 
 
-def _cells(chosen: Sequence[Record], figures: Sequence[Figure], text: Text) -> list[str]:
-    return [spread(map(figure, chosen), text) for figure in figures]
+Chosen = Sequence[Record]  # the runs of a system in a mode
 
 
-def _seconds(rows: Sequence[Sequence[Record]]) -> list[str]:
-    return report.table(
-        [
-            "system",
-            "runs",
-            "online",
-            "everything, first completion",
-            *OVER,
-            "tokens a step",
-            "steps",
-        ],
-        (
-            [
-                _name_and_end(x),
-                str(len(x)),
-                *_cells(x, _per_token("seconds"), seconds_short),
-                *_cells(x, [tokens_per_step], "{:.2f}".format),
-                *_cells(x, [lambda r: r["steps"]], "{:.0f}".format),
-            ]
-            for x in rows
-        ),
-    )
+def _column(head: str, figure: Figure, text: Text) -> Column[Chosen]:
+    """Return a column of a figure's median and range over runs."""
+    return Column(head, lambda chosen: spread(map(figure, chosen), text))
 
 
-def _traffic(rows: Sequence[Sequence[Record]]) -> list[str]:
-    return report.table(
-        [
-            "per emitted token",
-            "runs",
-            "MB online",
-            "everything",
-            *OVER,
-            "messages online",
-            "everything",
+def _runs(chosen: Chosen) -> str:
+    return str(len(chosen))
+
+
+def _seconds(rows: Sequence[Chosen]) -> list[str]:
+    heads = ["online", "everything, first completion", *OVER]
+    figures = zip(heads, _per_token("seconds"), strict=True)
+    columns = [
+        Column("system", _name_and_end),
+        Column("runs", _runs),
+        *(_column(head, figure, seconds_short) for head, figure in figures),
+        _column("tokens a step", tokens_per_step, "{:.2f}".format),
+        _column("steps", lambda r: r["steps"], "{:.0f}".format),
+    ]
+    return rows_table(columns, rows)
+
+
+def _traffic(rows: Sequence[Chosen]) -> list[str]:
+    online, everything = _per_token("messages")[:2]
+    figures = zip(["MB online", "everything", *OVER], _per_token("bytes"), strict=True)
+    columns = [
+        Column("per emitted token", _name_and_end),
+        Column("runs", _runs),
+        *(_column(head, figure, _mb) for head, figure in figures),
+        _column("messages online", online, count_text),
+        _column("everything", everything, count_text),
+        _column(
             "peak MiB of a worker",
-        ],
-        (
-            [
-                _name_and_end(x),
-                str(len(x)),
-                *_cells(x, _per_token("bytes"), _mb),
-                *_cells(x, _per_token("messages")[:2], count_text),
-                *_cells(x, [lambda r: max(r["peak_memory"].values()) / 2**20], "{:.0f}".format),
-            ]
-            for x in rows
+            lambda r: max(r["peak_memory"].values()) / 2**20,
+            "{:.0f}".format,
         ),
-    )
+    ]
+    return rows_table(columns, rows)
 
 
 def _ratios(records: Sequence[Record], rows: Sequence[Sequence[Record]]) -> list[str]:
@@ -270,20 +260,15 @@ def _times(x: float) -> str:
     return f"{x:.1f}" if x < 100 else f"{x:.0f}"
 
 
-def _texts(rows: Sequence[Sequence[Record]]) -> list[str]:
-    return report.table(
-        ["text", "runs", "repeated tokens", "tokens", "as in plaintext"],
-        (
-            [
-                _name(x),
-                str(len(x)),
-                *_cells(x, [lambda r: r["repetition"]], "{:.0%}".format),
-                *_cells(x, [lambda r: r["emitted"]], "{:.0f}".format),
-                _as_in_plaintext(x),
-            ]
-            for x in rows
-        ),
-    )
+def _texts(rows: Sequence[Chosen]) -> list[str]:
+    columns = [
+        Column("text", _name),
+        Column("runs", _runs),
+        _column("repeated tokens", lambda r: r["repetition"], "{:.0%}".format),
+        _column("tokens", lambda r: r["emitted"], "{:.0f}".format),
+        Column("as in plaintext", _as_in_plaintext),
+    ]
+    return rows_table(columns, rows)
 
 
 def _name(chosen: Sequence[Record]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.common import report
-from experiments.common.report import QUIET, spread
+from experiments.common.report import QUIET, Column, rows_table, spread
 
 Record = dict[str, Any]
 STYLES = {
@@ -154,34 +154,37 @@ def _groups(result: Record, *parts: str) -> Iterator[tuple[str, int, list[Record
                 yield model, users, choose(of, users=users)
 
 
+class _Chosen(NamedTuple):
+    """Runs of a system with so many users, and the vault's beside them."""
+
+    model: str
+    users: int
+    system: str
+    runs: list[Record]
+    vault: list[Record]
+
+
 def by_users(result: Record) -> list[str]:
     """Return a table of milliseconds per token, also divided by the vault's turn by turn, and of
     milliseconds to the first token.
     """
-    rows = []
-    for model, users, runs in _groups(result, "users", "sizes"):
-        of = dict(_by_system(runs))
-        for name, chosen in of.items():
-            times = ratios(chosen, of["vault"], token_seconds)
-            rows.append(
-                [
-                    model,
-                    str(users),
-                    name,
-                    _ms(chosen),
-                    spread(times, "{:.2f}".format),
-                    _ms(chosen, first_seconds),
-                ]
-            )
-    heads = [
-        "model",
-        "users",
-        "system",
-        "ms per token",
-        "in the vault's, by turn",
-        "ms to the first token",
+    columns: list[Column[_Chosen]] = [
+        Column("model", lambda of: of.model),
+        Column("users", lambda of: str(of.users)),
+        Column("system", lambda of: of.system),
+        Column("ms per token", lambda of: _ms(of.runs)),
+        Column(
+            "in the vault's, by turn",
+            lambda of: spread(ratios(of.runs, of.vault, token_seconds), "{:.2f}".format),
+        ),
+        Column("ms to the first token", lambda of: _ms(of.runs, first_seconds)),
     ]
-    return report.table(heads, rows) if rows else []
+    rows = (
+        _Chosen(model, users, name, chosen, dict(_by_system(runs))["vault"])
+        for model, users, runs in _groups(result, "users", "sizes")
+        for name, chosen in _by_system(runs)
+    )
+    return rows_table(columns, rows)
 
 
 def totals(result: Record) -> list[str]:
@@ -252,13 +255,18 @@ def by_fakes(result: Record) -> list[str]:
     milliseconds with the fewest fakes; and of milliseconds to the first token.
     """
     runs = choose(result["runs"], part="lambda")
-    rows = []
-    for fakes in values_of(runs, "fakes"):
-        of = choose(runs, fakes=fakes)
-        times = ratios(of, choose(runs, fakes=runs[0]["fakes"]), token_seconds)
-        rows.append([str(fakes), _ms(of), spread(times, "{:.2f}".format), _ms(of, first_seconds)])
-    heads = ["λ", "ms per token", "in those of the first λ, by turn", "ms to the first token"]
-    return report.table(heads, rows) if rows else []
+
+    def times(of: list[Record]) -> str:
+        fewest = choose(runs, fakes=runs[0]["fakes"])
+        return spread(ratios(of, fewest, token_seconds), "{:.2f}".format)
+
+    columns: list[Column[list[Record]]] = [
+        Column("λ", lambda of: str(of[0]["fakes"])),
+        Column("ms per token", _ms),
+        Column("in those of the first λ, by turn", times),
+        Column("ms to the first token", lambda of: _ms(of, first_seconds)),
+    ]
+    return rows_table(columns, (choose(runs, fakes=fakes) for fakes in values_of(runs, "fakes")))
 
 
 def total_of(record: Record, kind: str) -> int:
@@ -268,30 +276,24 @@ def total_of(record: Record, kind: str) -> int:
 
 def memory(result: Record) -> list[str]:
     """Return a table of the bytes of all processes of a system."""
-    rows = [
-        [
-            record["model"],
-            str(record["users"]),
-            record["system"],
-            str(total_of(record, "processes")),
-            *(report.bytes_text(total_of(record, kind)) for kind in ("rss", "pss", "own")),
-            report.bytes_text(record["needed"]["weights"]),
-            report.bytes_text(record["needed"]["rows"]),
-        ]
-        for record in result["memory"]
+
+    def total(kind: str) -> Callable[[Record], str]:
+        return lambda record: report.bytes_text(total_of(record, kind))
+
+    columns: list[Column[Record]] = [
+        Column("model", lambda record: record["model"]),
+        Column("users", lambda record: str(record["users"])),
+        Column("system", lambda record: record["system"]),
+        Column("processes", lambda record: str(total_of(record, "processes"))),
+        Column("resident", total("rss")),
+        Column("shared pages divided (PSS)", total("pss")),
+        Column("without shared pages", total("own")),
+        Column("weights", lambda record: report.bytes_text(record["needed"]["weights"])),
+        Column(
+            "prompts' keys and values", lambda record: report.bytes_text(record["needed"]["rows"])
+        ),
     ]
-    heads = [
-        "model",
-        "users",
-        "system",
-        "processes",
-        "resident",
-        "shared pages divided (PSS)",
-        "without shared pages",
-        "weights",
-        "prompts' keys and values",
-    ]
-    return report.table(heads, rows) if rows else []
+    return rows_table(columns, result["memory"])
 
 
 def per_token(record: Record) -> dict[str, float]:
@@ -308,25 +310,20 @@ def two_party(result: Record) -> list[str]:
     """Return a table of the seconds per token of one user's completion, and how many of its tokens
     are plaintext's.
     """
-    rows = [
-        [
-            MODES[record["drafted"]],
-            f"{record['input']} in, {record['output']} out",
-            *map(report.three, per_token(record).values()),
-            report.three(record["first_token_seconds"]),
-            f"{record['same']} of {record['output']}",
-        ]
-        for record in result["two-party"]
+    columns: list[Column[Record]] = [
+        Column("mode", lambda record: MODES[record["drafted"]]),
+        Column("tokens", lambda record: f"{record['input']} in, {record['output']} out"),
+        Column("s per token, decoding", lambda record: report.three(per_token(record)["decode"])),
+        Column(
+            "s per token, everything", lambda record: report.three(per_token(record)["everything"])
+        ),
+        Column("s to the first token", lambda record: report.three(record["first_token_seconds"])),
+        Column(
+            "tokens as in plaintext, from the first on",
+            lambda record: f"{record['same']} of {record['output']}",
+        ),
     ]
-    heads = [
-        "mode",
-        "tokens",
-        "s per token, decoding",
-        "s per token, everything",
-        "s to the first token",
-        "tokens as in plaintext, from the first on",
-    ]
-    return report.table(heads, rows) if rows else []
+    return rows_table(columns, result["two-party"])
 
 
 def criteria(result: Record) -> list[str]:

@@ -118,27 +118,18 @@ def table_2(result: Row, what: str, figure: Callable[[Row], str]) -> list[str]:
 def texts(result: Row) -> list[str]:
     """Return a table of what else is measured, at the largest epsilon."""
     largest = max(result["plan"]["epsilons"])
-    lines = [
-        [
-            named(row),
-            _around(row["length"], 1, 1),
-            f"{row['length_distance']:.2f}",
-            _around(row["names"], 1, 2),
-            str(row["empty"]),
-            str(row.get("reads", "–")),
-        ]
-        for row in has_run(result["rows"])
-        if row["epsilon"] in (None, largest)
+    columns: list[report.Column[Row]] = [
+        report.Column(f"texts at ε = {largest:g}", named),
+        report.Column("tokens", lambda row: _around(row["length"], 1, 1)),
+        report.Column("distance of lengths (KS)", lambda row: f"{row['length_distance']:.2f}"),
+        report.Column("names", lambda row: _around(row["names"], 1, 2)),
+        report.Column("empty", lambda row: str(row["empty"])),
+        report.Column(
+            "texts that read a reference, at most", lambda row: str(row.get("reads", "–"))
+        ),
     ]
-    heads = [
-        f"texts at ε = {largest:g}",
-        "tokens",
-        "distance of lengths (KS)",
-        "names",
-        "empty",
-        "texts that read a reference, at most",
-    ]
-    return report.table(heads, lines)
+    rows = (row for row in has_run(result["rows"]) if row["epsilon"] in (None, largest))
+    return report.rows_table(columns, rows)
 
 
 def worth(result: Row) -> list[str]:

@@ -5,18 +5,20 @@ Models" (Bahri, Wieting, Alon, Metzler), and what the paper has no table of.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.common import report
+from experiments.common.report import Column, rows_table
 from experiments.watermark import metrics
 from experiments.watermark.plan import DRAFTS, FORGED, JUDGED, MARK, ORDER, PROMPT_TOKENS, cell_of
 from experiments.watermark.study import unpacked
 
 Row = dict[str, Any]
+Detected = tuple[str, Row, Row]  # name, row, and scores of a method
 AUC, LEAST_BITS = 0.97, 1.0  # the criterion: at 100 tokens, of text with so many bits a token
 NAMES = {
     "random": "unmarked",
@@ -141,71 +143,61 @@ def _shift(interval: Sequence[float]) -> str:
 
 def distortion(result: Row, temperature: float) -> list[str]:
     """Return a table of what is changed of a text, and of two."""
-    lines = []
-    for row in at(result, temperature):
-        same = row["agreement"]
-        chunk = percent(same["chunk"], 0)
-        lines.append(
-            [
-                name_of(row),
-                str(row["texts"]),
-                f"{row['bits'][0]:.2f}",
-                report.three(math.exp(row["nats"][0])),
-                "–" if row["name"] == "random" else _shift(row["shift"]),
-                around(row["excess_bits"], 3),
-                chunk,
-                percent(same["text"], 0),
-                f"{same['common'][0]:.1f}",
-            ]
-        )
-    heads = [
-        f"temperature {temperature:g}",
-        "texts",
-        "bits a token",
-        "perplexity",
-        "against unmarked",
-        "nats above entropy, in bits a token",
-        "same first chunk in two texts, %",
-        "same 10 tokens, %",
-        "tokens alike from the start",
+    columns = [
+        Column(f"temperature {temperature:g}", name_of),
+        Column("texts", lambda row: str(row["texts"])),
+        Column("bits a token", lambda row: f"{row['bits'][0]:.2f}"),
+        Column("perplexity", lambda row: report.three(math.exp(row["nats"][0]))),
+        Column(
+            "against unmarked", lambda row: "–" if row["name"] == "random" else _shift(row["shift"])
+        ),
+        Column("nats above entropy, in bits a token", lambda row: around(row["excess_bits"], 3)),
+        Column(
+            "same first chunk in two texts, %", lambda row: percent(row["agreement"]["chunk"], 0)
+        ),
+        Column("same 10 tokens, %", lambda row: percent(row["agreement"]["text"], 0)),
+        Column("tokens alike from the start", lambda row: f"{row['agreement']['common'][0]:.1f}"),
     ]
-    return report.table(heads, lines)
+    return rows_table(columns, at(result, temperature))
+
+
+def _both(score: Row) -> str:
+    """Return AUC and pAUC, in percent."""
+    return f"{100 * score['auc'][0]:.1f} / {100 * score['pauc'][0]:.1f}"
+
+
+def _full(scores: Row) -> Row:
+    """Return the scores of the whole texts."""
+    lengths = scores["by_length"]
+    full: Row = lengths[str(min(JUDGED, int(max(lengths, key=int))))]
+    return full
+
+
+def _median_p(name: str, row: Row, scores: Row) -> str:
+    if row["name"] in ("kirchenbauer", "kuditipudi") or "as published" in name:
+        return "–"
+    return f"{scores['median']:.1f}"
 
 
 def detection(result: Row, temperature: float) -> list[str]:
     """Return Table 1: how well each method is detected."""
-    lines = []
-    for name, row, scores in detected(at(result, temperature)):
-        lengths, after = scores["by_length"], scores["edited"]
-        full = lengths[str(min(JUDGED, int(max(lengths, key=int))))]
-        p = "–"
-        if row["name"] not in ("kirchenbauer", "kuditipudi") and "as published" not in name:
-            p = f"{scores['median']:.1f}"
-        lines.append(
-            [
-                name,
-                *(f"{100 * lengths[n]['auc'][0]:.1f}" for n in ("25", "50") if n in lengths),
-                percent(full["auc"]),
-                percent(full["pauc"]),
-                f"{100 * scores['pooled']['auc'][0]:.1f} / {100 * scores['pooled']['pauc'][0]:.1f}",
-                p,
-                f"{100 * after['replaced 10 %']['auc'][0]:.1f} / "
-                f"{100 * after['replaced 10 %']['pauc'][0]:.1f}",
-                percent(after["paraphrased 50 %"]["auc"]),
-            ]
-        )
-    heads = [
-        f"temperature {temperature:g}",
-        "AUC, 25 tokens",
-        "50",
-        f"{JUDGED}",
-        f"pAUC, {JUDGED}",
-        "AUC / pAUC, all three pooled",
-        "median -log10 p",
-        "AUC / pAUC, 10 % replaced",
-        "AUC, paraphrased",
+
+    def after(edit: str) -> Callable[[Detected], Row]:
+        return lambda of: of[2]["edited"][edit]
+
+    ten, half = after("replaced 10 %"), after("paraphrased 50 %")
+    columns: list[Column[Detected]] = [
+        Column(f"temperature {temperature:g}", lambda of: of[0]),
+        Column("AUC, 25 tokens", lambda of: f"{100 * of[2]['by_length']['25']['auc'][0]:.1f}"),
+        Column("50", lambda of: f"{100 * of[2]['by_length']['50']['auc'][0]:.1f}"),
+        Column(f"{JUDGED}", lambda of: percent(_full(of[2])["auc"])),
+        Column(f"pAUC, {JUDGED}", lambda of: percent(_full(of[2])["pauc"])),
+        Column("AUC / pAUC, all three pooled", lambda of: _both(of[2]["pooled"])),
+        Column("median -log10 p", lambda of: _median_p(*of)),
+        Column("AUC / pAUC, 10 % replaced", lambda of: _both(ten(of))),
+        Column("AUC, paraphrased", lambda of: percent(half(of)["auc"])),
     ]
-    return report.table(heads, lines)
+    return rows_table(columns, detected(at(result, temperature)))
 
 
 def by_length(result: Row) -> list[str]:
@@ -227,29 +219,20 @@ def by_length(result: Row) -> list[str]:
 
 def by_score(result: Row) -> list[str]:
     """Return a table of families and scores on the same texts."""
-    lines = []
-    for row in result["rows"]:
-        text = f"k = {row['k']}, m = {row['m']}, temperature {row['temperature']:g}"
-        for one in row.get("scores", ()):
-            lines.append(
-                [
-                    text,
-                    one["family"],
-                    one["score"],
-                    percent(one["auc"]),
-                    percent(one["tpr"], 0),
-                    f"{one['median']:.2f}",
-                ]
-            )
-    heads = [
-        f"flat, {JUDGED} tokens",
-        "F",
-        "score",
-        "AUC, %",
-        "TPR at FPR 1 %, %",
-        "median -log10 p",
+    columns: list[Column[tuple[str, Row]]] = [
+        Column(f"flat, {JUDGED} tokens", lambda of: of[0]),
+        Column("F", lambda of: of[1]["family"]),
+        Column("score", lambda of: of[1]["score"]),
+        Column("AUC, %", lambda of: percent(of[1]["auc"])),
+        Column("TPR at FPR 1 %, %", lambda of: percent(of[1]["tpr"], 0)),
+        Column("median -log10 p", lambda of: f"{of[1]['median']:.2f}"),
     ]
-    return report.table(heads, lines)
+    rows = (
+        (f"k = {row['k']}, m = {row['m']}, temperature {row['temperature']:g}", one)
+        for row in result["rows"]
+        for one in row.get("scores", ())
+    )
+    return rows_table(columns, rows)
 
 
 def edited(result: Row, temperature: float) -> list[str]:
@@ -276,35 +259,23 @@ def edited(result: Row, temperature: float) -> list[str]:
 
 def parts(result: Row) -> list[str]:
     """Return a table of how a marked third in an unmarked text is found."""
-    lines = []
-    for temperature in temperatures(result):
-        for name, _, scores in detected(at(result, temperature)):
-            if "part" in scores:
-                part = scores["part"]
-                lines.append(
-                    [
-                        f"{name}, temperature {temperature:g}",
-                        "{} of {}".format(*part["tokens"]),
-                        *(
-                            percent(part[way][figure], 0 if figure == "tpr" else 1)
-                            for way in ("whole", "parts")
-                            for figure in ("auc", "tpr")
-                        ),
-                        percent(part["recall"], 0),
-                        f"{100 * part['precision']:.0f}",
-                    ]
-                )
-    heads = [
-        "a marked part in unmarked text",
-        "tokens",
-        "AUC by p of the whole, %",
-        "TPR at FPR 1 %, %",
-        "AUC by its parts, %",
-        "TPR at FPR 1 %, %",
-        "of its tokens in a part that is named, %",
-        "of named tokens its own, %",
+    columns: list[Column[tuple[str, Row]]] = [
+        Column("a marked part in unmarked text", lambda of: of[0]),
+        Column("tokens", lambda of: "{} of {}".format(*of[1]["tokens"])),
+        Column("AUC by p of the whole, %", lambda of: percent(of[1]["whole"]["auc"])),
+        Column("TPR at FPR 1 %, %", lambda of: percent(of[1]["whole"]["tpr"], 0)),
+        Column("AUC by its parts, %", lambda of: percent(of[1]["parts"]["auc"])),
+        Column("TPR at FPR 1 %, %", lambda of: percent(of[1]["parts"]["tpr"], 0)),
+        Column("of its tokens in a part that is named, %", lambda of: percent(of[1]["recall"], 0)),
+        Column("of named tokens its own, %", lambda of: f"{100 * of[1]['precision']:.0f}"),
     ]
-    return report.table(heads, lines)
+    rows = (
+        (f"{name}, temperature {temperature:g}", scores["part"])
+        for temperature in temperatures(result)
+        for name, _, scores in detected(at(result, temperature))
+        if "part" in scores
+    )
+    return rows_table(columns, rows)
 
 
 def _forgeries(result: Row) -> Iterator[tuple[str, Row]]:
@@ -316,28 +287,16 @@ def _forgeries(result: Row) -> Iterator[tuple[str, Row]]:
 
 def history(result: Row) -> list[str]:
     """Return a table of what a history costs: texts of one key, one after another."""
-    lines = []
-    for name, row in _forgeries(result):
-        for of in row["rounds"]:
-            lines.append(
-                [
-                    name,
-                    f"from {of['first'] + 1} on",
-                    f"{100 * of['marked']:.1f}",
-                    f"{of['median']:.1f}",
-                    percent(of["auc"]),
-                    percent(of["tpr"], 0),
-                ]
-            )
-    heads = [
-        f"one key, flat, k = 1, m = {MARK.m}",
-        "texts",
-        "tokens that the key decides, %",
-        "median -log10 p",
-        "AUC, %",
-        "TPR at FPR 1 %, %",
+    columns: list[Column[tuple[str, Row]]] = [
+        Column(f"one key, flat, k = 1, m = {MARK.m}", lambda of: of[0]),
+        Column("texts", lambda of: f"from {of[1]['first'] + 1} on"),
+        Column("tokens that the key decides, %", lambda of: f"{100 * of[1]['marked']:.1f}"),
+        Column("median -log10 p", lambda of: f"{of[1]['median']:.1f}"),
+        Column("AUC, %", lambda of: percent(of[1]["auc"])),
+        Column("TPR at FPR 1 %, %", lambda of: percent(of[1]["tpr"], 0)),
     ]
-    return report.table(heads, lines)
+    rows = ((name, of) for name, row in _forgeries(result) for of in row["rounds"])
+    return rows_table(columns, rows)
 
 
 def forged(result: Row) -> list[str]:
