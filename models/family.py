@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from importlib import import_module
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, TypedDict, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,18 @@ from protocols.functions.nonlinear import check_norm, longer, norm_high, rms_nor
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 
-Params = dict[str, Any]
+Params = Mapping[str, Any]  # parameters or folded weights of any family, which nobody changes
+
+
+class _Weight(TypedDict):
+    weight: Array  # [k, m]
+
+
+class Matrix(_Weight, total=False):
+    """A linear layer: rows [n, k] times `weight`, plus `bias` where there is one."""
+
+    bias: Array  # [m]
+
 
 _MODULES = {
     "gpt2": "models.gpt2",
@@ -314,8 +325,8 @@ class Family:
     names: Mapping[str, tuple[str, ...]]
     prefix: str
     init: Callable[[Any, Array], Params]
-    fold: Callable[[Params, Any], Any]
-    bounds: Callable[[Params, Any], Bounds]
+    fold: Callable[[Any, Any], Any]
+    bounds: Callable[[Any, Any], Bounds]
     embeddings: Callable[[Any], tuple[Any, Any]]
     embed: Callable[..., Array]
     attention: Callable[[Array, Layer], Array]

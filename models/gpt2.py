@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jax import Array
 
 from models.cache import split_heads
 from models.config_fields import check_switches, fraction, positive_int
-from models.family import Family, Layer, ModelConfig, Params
+from models.family import Family, Layer, Matrix, ModelConfig
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_score, of_site
 from protocols.functions.layers import look_up
 from protocols.functions.nonlinear import activation_bits, gelu
@@ -64,7 +64,52 @@ class GPT2Config(ModelConfig):
         return self.n_embd // self.n_head
 
 
-def init_params(config: GPT2Config, key: Array) -> Params:
+class Norm(TypedDict):
+    """A LayerNorm."""
+
+    gain: Array  # [d]
+    bias: Array  # [d]
+
+
+class Block(TypedDict):
+    """Parameters of a block."""
+
+    ln_1: Norm
+    qkv: Matrix  # [d, 3 d]
+    out: Matrix  # [d, d]
+    ln_2: Norm
+    fc: Matrix  # [d, 4 d]
+    proj: Matrix  # [4 d, d]
+
+
+class GPT2Params(TypedDict):
+    """Parameters of a model; the head is tied to `wte`."""
+
+    wte: Array  # [vocab, d]
+    wpe: Array  # [n_positions, d]
+    blocks: list[Block]
+    ln_f: Norm
+
+
+class FoldedBlock(TypedDict):
+    """Weights of a block as `fold` makes them."""
+
+    qkv: Matrix  # [d, 3 d]
+    out: Matrix  # [d, d]
+    fc: Matrix  # [d, 4 d]
+    proj: Matrix  # [4 d, d]
+
+
+class GPT2Weights(TypedDict):
+    """Weights of a model as `fold` makes them."""
+
+    wte: Array  # [vocab, d]
+    wpe: Array  # [n_positions, d]
+    blocks: list[FoldedBlock]
+    head: Matrix  # [d, vocab]
+
+
+def init_params(config: GPT2Config, key: Array) -> GPT2Params:
     """Draw random parameters (float32) with GPT-2's initial scales."""
     d, std = config.n_embd, 0.02
     residual_std = std / np.sqrt(2 * config.n_layer)
@@ -73,10 +118,10 @@ def init_params(config: GPT2Config, key: Array) -> Params:
     def normal(shape: tuple[int, ...], scale: float) -> Array:
         return scale * jax.random.normal(next(keys), shape, jnp.float32)
 
-    def norm() -> Params:
+    def norm() -> Norm:
         return {"gain": jnp.ones(d), "bias": jnp.zeros(d)}
 
-    def block() -> Params:
+    def block() -> Block:
         return {
             "ln_1": norm(),
             "qkv": {"weight": normal((d, 3 * d), std), "bias": jnp.zeros(3 * d)},
@@ -94,7 +139,7 @@ def init_params(config: GPT2Config, key: Array) -> Params:
     }
 
 
-def fold(params: Params, config: GPT2Config) -> Params:
+def fold(params: GPT2Params, config: GPT2Config) -> GPT2Weights:
     """Return weights of the same model in fewer operations, the provider's own plaintext work.
 
     - Gains and biases of the norms, and the attention's scale, go into the matrix that follows. The
@@ -106,7 +151,7 @@ def fold(params: Params, config: GPT2Config) -> Params:
     """
     scale = 2.0**-config.stream_shift
 
-    def after(norm: Params, linear: Params) -> Params:
+    def after(norm: Norm, linear: Matrix) -> Matrix:
         return {
             "weight": norm["gain"][:, None] * linear["weight"],
             "bias": norm["bias"] @ linear["weight"] + linear["bias"],
@@ -115,7 +160,7 @@ def fold(params: Params, config: GPT2Config) -> Params:
     def centred(x: Any, scale: float = 1.0) -> Any:
         return jax.tree.map(lambda w: (w - jnp.mean(w, axis=-1, keepdims=True)) * scale, x)
 
-    def block(p: Params) -> Params:
+    def block(p: Block) -> FoldedBlock:
         each = np.repeat([config.head_dim**-0.5, 1.0, 1.0], config.n_embd).astype(np.float32)
         return {
             "qkv": jax.tree.map(lambda w: w * each, after(p["ln_1"], p["qkv"])),
@@ -124,7 +169,7 @@ def fold(params: Params, config: GPT2Config) -> Params:
             "proj": centred(p["proj"], scale),
         }
 
-    tied = {"weight": params["wte"].T, "bias": jnp.zeros(config.vocab_size, jnp.float32)}
+    tied: Matrix = {"weight": params["wte"].T, "bias": jnp.zeros(config.vocab_size, jnp.float32)}
     return {
         "wte": centred(params["wte"], scale),
         "wpe": centred(params["wpe"], scale),
@@ -134,7 +179,7 @@ def fold(params: Params, config: GPT2Config) -> Params:
 
 
 def embed(
-    weights: Params,
+    weights: GPT2Weights,
     config: GPT2Config,
     tokens: Array,
     positions: Array,
@@ -155,7 +200,7 @@ def embed(
     return look_up(jnp.concatenate([tokens, one_hot], axis=-1), table, label=label)
 
 
-def _embeddings(weights: Params) -> tuple[Any, Any]:
+def _embeddings(weights: GPT2Weights) -> tuple[Any, Any]:
     return weights["wte"], weights["wpe"]
 
 
@@ -178,10 +223,11 @@ def mlp(x: Array, layer: Layer) -> Array:
 # ---- what weights bound
 
 
-def bounds(block: Params, config: GPT2Config) -> Bounds:
+def bounds(block: FoldedBlock, config: GPT2Config) -> Bounds:
     """Return what activations of a block can reach, as `Family` says."""
     d, heads = config.n_embd, config.n_head
-    qkv, out, fc, proj = (Linear.of(block[name]) for name in ("qkv", "out", "fc", "proj"))
+    matrices = block["qkv"], block["out"], block["fc"], block["proj"]
+    qkv, out, fc, proj = map(Linear.of, matrices)
     query, key, value = qkv.columns(3)
     by_head = zip(query.columns(heads), key.columns(heads), strict=True)
     reach = value.largest(d)

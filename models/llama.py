@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jax import Array
 from models import rope
 from models.cache import Rows, split_heads
 from models.config_fields import check_switches, fraction, positive_int
-from models.family import Family, Layer, ModelConfig, Params
+from models.family import Family, Layer, Matrix, ModelConfig
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score, of_site
 from protocols.functions.layers import look_up, times
 from protocols.functions.nonlinear import activation_bits, silu
@@ -110,7 +110,56 @@ class LlamaConfig(ModelConfig):
         return self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
 
 
-def init_params(config: LlamaConfig, key: Array) -> Params:
+class _Block(TypedDict):
+    ln_1: Array  # [d]
+    q: Array  # [d, heads head_dim]
+    k: Array  # [d, kv_heads head_dim]
+    v: Array  # [d, kv_heads head_dim]
+    o: Array  # [heads head_dim, d]
+    ln_2: Array  # [d]
+    gate: Array  # [d, inner]
+    up: Array  # [d, inner]
+    down: Array  # [inner, d]
+
+
+class Block(_Block, total=False):
+    """Parameters of a block; Qwen2 alone has biases."""
+
+    q_bias: Array  # [heads head_dim]
+    k_bias: Array  # [kv_heads head_dim]
+    v_bias: Array  # [kv_heads head_dim]
+
+
+class _LlamaParams(TypedDict):
+    embed: Array  # [vocab, d]
+    blocks: list[Block]
+    norm: Array  # [d]
+
+
+class LlamaParams(_LlamaParams, total=False):
+    """Parameters of a model."""
+
+    head: Array  # [d, vocab], unless it is tied to `embed`
+
+
+class FoldedBlock(TypedDict):
+    """Weights of a block as `fold` makes them."""
+
+    qkv: Matrix  # [d, (heads + 2 kv_heads) head_dim]
+    out: Matrix  # [heads head_dim, d]
+    gate_up: Matrix  # [d, 2 inner]
+    down: Matrix  # [inner, d]
+
+
+class LlamaWeights(TypedDict):
+    """Weights of a model as `fold` makes them."""
+
+    embed: Array  # [vocab, d]
+    blocks: list[FoldedBlock]
+    head: Matrix  # [d, vocab]
+
+
+def init_params(config: LlamaConfig, key: Array) -> LlamaParams:
     """Draw random parameters (float32) with the initial scale of `transformers`."""
     d, inner, std = config.hidden_size, config.intermediate_size, 0.02
     queries, few = config.head_widths
@@ -119,7 +168,7 @@ def init_params(config: LlamaConfig, key: Array) -> Params:
     def normal(*shape: int) -> Array:
         return std * jax.random.normal(next(keys), shape, jnp.float32)
 
-    def block() -> Params:
+    def block() -> Block:
         return {
             "ln_1": jnp.ones(d),
             "q": normal(d, queries),
@@ -132,7 +181,7 @@ def init_params(config: LlamaConfig, key: Array) -> Params:
             "down": normal(inner, d),
         }
 
-    params = {
+    params: LlamaParams = {
         "embed": normal(config.vocab_size, d),
         "blocks": [block() for _ in range(config.num_hidden_layers)],
         "norm": jnp.ones(d),
@@ -142,7 +191,7 @@ def init_params(config: LlamaConfig, key: Array) -> Params:
     return params
 
 
-def fold(params: Params, config: LlamaConfig) -> Params:
+def fold(params: LlamaParams, config: LlamaConfig) -> LlamaWeights:
     """Return weights of the same model in fewer operations, the provider's own plaintext work.
 
     - Gains of the norms, and the attention's scale, go into the matrix that follows. Matrices of
@@ -152,10 +201,10 @@ def fold(params: Params, config: LlamaConfig) -> Params:
     """
     scale = 2.0**-config.stream_shift
 
-    def after(gain: Any, *weights: Any) -> Params:
+    def after(gain: Any, *weights: Any) -> Matrix:
         return {"weight": gain[:, None] * jnp.concatenate(weights, axis=-1)}
 
-    def block(p: Params) -> Params:
+    def block(p: Block) -> FoldedBlock:
         return {
             "qkv": after(p["ln_1"], p["q"] * config.head_dim**-0.5, p["k"], p["v"]),
             "out": {"weight": jnp.multiply(p["o"], scale)},
@@ -183,7 +232,7 @@ def turns(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
 
 
 def embed(
-    weights: Params,
+    weights: LlamaWeights,
     config: LlamaConfig,
     tokens: Array,
     positions: Array,
@@ -197,7 +246,7 @@ def embed(
     return look_up(tokens, weights["embed"], label="embed")
 
 
-def _embeddings(weights: Params) -> tuple[Any, Any]:
+def _embeddings(weights: LlamaWeights) -> tuple[Any, Any]:
     return weights["embed"], np.zeros((1, weights["embed"].shape[1]), np.float32)
 
 
@@ -230,10 +279,11 @@ def mlp(x: Array, layer: Layer) -> Array:
 # ---- what weights bound
 
 
-def bounds(block: Params, config: LlamaConfig) -> Bounds:
+def bounds(block: FoldedBlock, config: LlamaConfig) -> Bounds:
     """Return what activations of a block can reach, as `Family` says."""
     d, heads, few = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-    qkv, out, gate_up, down = (Linear.of(block[name]) for name in ("qkv", "out", "gate_up", "down"))
+    matrices = block["qkv"], block["out"], block["gate_up"], block["down"]
+    qkv, out, gate_up, down = map(Linear.of, matrices)
     queries, keys = config.head_widths
     query, key, value = qkv.columns([queries, queries + keys])
     gate, up = gate_up.columns(2)

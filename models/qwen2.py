@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from models import llama
-from models.family import Params
 from models.ranges import Bounds, Linear
 
 
@@ -26,7 +25,7 @@ class Qwen2Config(llama.LlamaConfig):
     title: ClassVar[str] = "Qwen2"
 
 
-def init_params(config: Qwen2Config, key: Array) -> Params:
+def init_params(config: Qwen2Config, key: Array) -> llama.LlamaParams:
     """Draw random parameters (float32) with the initial scale of `transformers`."""
     queries, few = config.head_widths
     params = llama.init_params(config, key)
@@ -35,7 +34,7 @@ def init_params(config: Qwen2Config, key: Array) -> Params:
     return params
 
 
-def fold(params: Params, config: Qwen2Config) -> Params:
+def fold(params: llama.LlamaParams, config: Qwen2Config) -> llama.LlamaWeights:
     """Fold as LLaMA is folded. Norm gains meet weights alone, attention's scale the biases of
     queries, too.
     """
@@ -46,7 +45,7 @@ def fold(params: Params, config: Qwen2Config) -> Params:
     return folded
 
 
-def bounds(block: Params, config: Qwen2Config) -> Bounds:
+def bounds(block: llama.FoldedBlock, config: Qwen2Config) -> Bounds:
     """Return what activations of a block can reach, as `Family` says. Queries and keys, biases
     included, are multiplied by cosines and sines.
     """

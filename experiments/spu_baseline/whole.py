@@ -27,8 +27,8 @@ from jax import Array
 
 from experiments.common.measured import forget_peak, opening, peaks, timed, total
 from experiments.common.two_parties import FEW_MESSAGES, run_study, session_record
-from models.family import ModelConfig
-from models.gpt2 import GPT2Config, Params, init_params
+from models.family import ModelConfig, Params
+from models.gpt2 import GPT2Config, init_params
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from spu_llm.compiler.plan import Plan, Run

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from experiments.completions import exact
-from models.family import logits
-from models.gpt2 import GPT2Config, Params
+from models.family import Params, logits
+from models.gpt2 import GPT2Config
 from models.hf import save_model
 from models.tokenizer import Tokenizer
 from spu_llm.systems.decoding.request import Request

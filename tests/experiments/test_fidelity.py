@@ -86,7 +86,7 @@ def test_pieces_say_that_a_row_left_its_range(
     chat_model: Path, texts: list[ChatText], tmp_path: Path
 ) -> None:
     config, params = load_model(chat_model)
-    save_model(tmp_path / "huge", config, params | {"wte": params["wte"] * 1000.0})
+    save_model(tmp_path / "huge", config, params | {"wte": params["wte"] * 1000.0})  # type: ignore[operator]
     pieces = Forward(*load_model(tmp_path / "huge"), texts[0].head, pieces=True)
     assert pieces(texts[1].rest)[1]
 

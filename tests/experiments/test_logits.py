@@ -146,7 +146,7 @@ def test_activations_out_of_range_are_refused(tiny_pair: tuple[Path, Path], tmp_
     huge = tmp_path / "private"
     shutil.copytree(tiny_pair[0], huge)
     # An embedding whose mean square is above what norms hold for.
-    save_model(huge, config, params | {"wte": params["wte"] * 1000.0})
+    save_model(huge, config, params | {"wte": params["wte"] * 1000.0})  # type: ignore[operator]
     with pytest.raises(InputError, match="window 0 .* leaves the ranges"):
         logits.compare_pieces(huge, _held_out(tmp_path), 6)
 

@@ -52,7 +52,7 @@ def padded(params: Params, rows: int = 64) -> Params:
     """
     wte = params["wte"]
     likeliest = np.ones((rows, wte.shape[1]), wte.dtype)
-    return params | {"wte": np.concatenate([wte, likeliest])}
+    return params | {"wte": np.concatenate([wte, likeliest])}  # type: ignore[operator]
 
 
 def save_tokenizer(directory: Path, seed_text: str = "def read(path):\n    return path\n") -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models.gpt2 import GPT2Config, Params, init_params
+from models.family import Params
+from models.gpt2 import GPT2Config, init_params
 from models.hf import load_model, save_model
 from spu_llm.core.errors import InputError
 

@@ -106,7 +106,7 @@ def test_no_activation_passes_its_bound_with_biases() -> None:
     """Queries, keys, values and scores of the worst rows, of one block."""
     rng, config = np.random.default_rng(0), replace(QWEN2, num_hidden_layers=1)  # type: ignore[call-arg]
     params = params_of("qwen2")
-    params["blocks"] = params["blocks"][:1]
+    params["blocks"] = params["blocks"][:1]  # type: ignore[index]
     params["blocks"][0]["k_bias"] *= 30  # as published ones are, far above the products
     weights = jax.tree.map(np.asarray, family_of(config).fold(params, config))
     (bound,) = bounds_of(weights, config).blocks

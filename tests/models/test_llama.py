@@ -288,7 +288,7 @@ def test_no_activation_passes_its_bound_and_some_come_near() -> None:
 
 def test_ranges_are_chosen_for_a_model_beyond_the_default() -> None:
     params = random_params(SMALL)
-    params["embed"] = 400.0 * params["embed"]
+    params["embed"] = 400.0 * params["embed"]  # type: ignore[index]
     for block in params["blocks"]:
         block["ln_2"] = 20.0 * block["ln_2"]
         block["down"] = 0.01 * block["down"]
@@ -319,7 +319,8 @@ def test_the_stream_is_scaled_for_what_bounds_say() -> None:
     wanted = centred(slowly(params, SMALL, TOKENS))
     scores = logits(params, chosen, jnp.asarray(TOKENS))
     np.testing.assert_allclose(scores, wanted, atol=1e-4 * np.abs(wanted).max())
-    params["embed"] *= 2.0**-6  # so small that scaled rows would be noise
+    # So small that scaled rows would be noise.
+    params["embed"] *= 2.0**-6  # type: ignore[index]
     with pytest.raises(InputError, match="activations can reach"):
         calibrated(SMALL, params, [TOKENS])
 

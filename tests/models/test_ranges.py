@@ -15,9 +15,9 @@ import pytest
 from experiments.fidelity.logits import build
 from models.cache import rows_after
 from models.calibration import activations, calibrated
-from models.family import bounds_of, check_ranges, config_from, family_of, logits
+from models.family import Params, bounds_of, check_ranges, config_from, family_of, logits
 from models.files import RANGES_FILE
-from models.gpt2 import GPT2Config, Params, fold, init_params
+from models.gpt2 import GPT2Config, fold, init_params
 from models.hf import load_config, load_model, load_uncalibrated, save_model, save_ranges
 from models.ranges import Linear, Ranges, largest_score
 from models.split import Split
@@ -42,8 +42,8 @@ def params_with(scale: float, name: str) -> Params:
     params = init_params(CONFIG, jax.random.key(0))
     noise = jax.random.normal(jax.random.key(1), (8, 64))
     for i, block in enumerate(params["blocks"]):
-        m = block[name]["weight"].shape[1]
-        block[name] = {"weight": scale * noise[:, :m] * (i + 1), "bias": scale * noise[0, :m]}
+        m = block[name]["weight"].shape[1]  # type: ignore[literal-required]
+        block[name] = {"weight": scale * noise[:, :m] * (i + 1), "bias": scale * noise[0, :m]}  # type: ignore[literal-required]
     return params
 
 
@@ -183,8 +183,8 @@ def outliers() -> Params:
     GELU to about 60, and a bound of more than 150 nats on the spread of logits.
     """
     params = tiny_params(OUTLIERS, 3)
-    params["wpe"] *= 4
-    params["wte"] *= 2
+    params["wpe"] *= 4  # type: ignore[index]
+    params["wte"] *= 2  # type: ignore[index]
     params["wpe"][0, 5] = 3000.0
     for block in params["blocks"]:
         block["qkv"]["weight"][:, :128] *= 7.8
@@ -255,8 +255,8 @@ def outliers_of_a_unit() -> Params:
     there, as units of trained models do: nothing in the embeddings is as large.
     """
     params = tiny_params(OUTLIERS, 3)
-    params["wpe"] *= 4
-    params["wte"] *= 2
+    params["wpe"] *= 4  # type: ignore[index]
+    params["wte"] *= 2  # type: ignore[index]
     params["wpe"][AT, 5] = 40.0
     unit = params["blocks"][0]
     unit["fc"]["weight"][:, 7], unit["fc"]["bias"][7] = 0, -40

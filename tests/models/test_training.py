@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from models.draft import Drafter
-from models.gpt2 import GPT2Config, Params, init_params
+from models.family import Params
+from models.gpt2 import GPT2Config, init_params
 from models.tokenizer import Tokenizer
 from models.training import batches as windows
 from models.training import corpus, evaluate, snippets

@@ -381,7 +381,7 @@ def test_a_first_row_that_fits_no_range_is_public(
     own_simulation: Simulation, tokenizer: Tokenizer
 ) -> None:
     """After a token that both know the model answers as in float32."""
-    held = PARAMS | {"wpe": np.array(PARAMS["wpe"])}
+    held = PARAMS | {"wpe": np.array(PARAMS["wpe"])}  # type: ignore[operator]
     held["wpe"][0, 5] = 2.0**17
     config = calibrated(PRIVATE, held, [np.arange(60)], public=1)
     assert config.public_rows == 1

@@ -65,7 +65,7 @@ def secret_front(config: ModelConfig, split: Split = ONES) -> dict:
     params = params_of(config)
     table, source = table_of(params, config), np.random.default_rng(7)
     drawn = np.stack([source.choice(column, len(column)) for column in table.T], axis=1)
-    return client_ends(params, config, split, drawn)[0]
+    return client_ends(params, config, split, drawn)[0]  # type: ignore[return-value]
 
 
 def random_view(seed: int, like: HostView) -> HostView:
