@@ -24,11 +24,11 @@ from models.config_fields import check_switches, fraction, positive_int
 from models.family import Family, Layer, Matrix, ModelConfig
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_score, of_site
 from protocols.functions.layers import look_up
-from protocols.functions.nonlinear import activation_bits, gelu
+from protocols.functions.nonlinear import PIECES, activation_bits, gelu
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 
-_GELU_ERROR = 0.003  # on shares
+_GELU_ERROR = PIECES["gelu"].error  # on shares
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from models.config_fields import check_switches, fraction, positive_int
 from models.family import Family, Layer, Matrix, ModelConfig
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score, of_site
 from protocols.functions.layers import look_up, times
-from protocols.functions.nonlinear import activation_bits, silu
+from protocols.functions.nonlinear import PIECES, activation_bits, silu
 from protocols.functions.rotary import rotate
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 
-_SILU_ERROR = 0.004  # on shares
+_SILU_ERROR = PIECES["silu"].error  # on shares
 
 
 @dataclass(frozen=True)

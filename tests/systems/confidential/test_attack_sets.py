@@ -119,7 +119,7 @@ def test_the_best_strategy_is_chosen_on_other_tries() -> None:
     assert sets.best_of(lucky, list(range(10))) == ("a", 0, 8)
 
 
-@pytest.mark.parametrize("draw", ["of_text", "of_law", "of_name"])
+@pytest.mark.parametrize("draw", ["of_text", "of_distribution", "of_name"])
 def test_prompts_have_their_secret_inside(draw: str) -> None:
     setting = attack_prompts.setting_of(model_in("private"), 0)
     drawn = [getattr(attack_prompts, draw)(setting) for _ in range(60)]
