@@ -224,7 +224,7 @@ def table(result: dict[str, Any]) -> str:
             for name, cost in result["prefill"].items()
         ),
         "",
-        *_material(result),
+        *_made_ahead(result),
         "",
         *(_criterion(one) for one in result["criteria"]),
         "outcomes: " + ("; ".join(result["failures"]) or "as in plaintext"),
@@ -253,7 +253,7 @@ _STEP: Sequence[Column[dict[str, Any]]] = (
 )
 
 
-def _material(result: dict[str, Any]) -> list[str]:
+def _made_ahead(result: dict[str, Any]) -> list[str]:
     """List what the making ahead for the longest step goes into, the longest parts first."""
     step = result["lengths"][-1]
     made = sorted(step["material"].items(), key=lambda item: -item[1]["seconds"])

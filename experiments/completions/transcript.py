@@ -445,7 +445,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def in_results(result: Mapping[str, Any], origin: str) -> list[str]:
-    """Return what docs/results says: both in a paragraph and a table, and the `origin` of both."""
+    """Return what docs/results says: a paragraph and a table, and the `origin` of both."""
     runs, online = result["totals"], []
     for phase in (name for name in runs[0]["phases"] if name != "offline"):
         sizes = sorted({run["phases"][phase]["bytes"] for run in runs})

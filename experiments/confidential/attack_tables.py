@@ -19,7 +19,7 @@ NAMES = tuple(
 SPLIT_NAMES = tuple(f"attack_noir_{mode}{more}" for more in ("", "_more") for mode in SPLIT_MODES)
 
 
-def _found(outcome: dict[str, Any]) -> str:
+def _successes(outcome: dict[str, Any]) -> str:
     return f"{outcome['successes']:,} of {outcome['tries']:,} = {outcome['rate']:.1%}"
 
 
@@ -27,7 +27,7 @@ _COLUMNS: list[Column[dict[str, Any]]] = [
     Column("attack", lambda o: o["attack"]),
     Column("mode", lambda o: o["mode"]),
     Column("what counts", lambda o: o["what"] + (f" ({o['notes']})" if o["notes"] else "")),
-    Column("found", _found),
+    Column("found", _successes),
     Column("95 %", lambda o: "{:.1%} to {:.1%}".format(*o["interval"])),
     Column("by guessing", lambda o: f"{o['chance']:.2%}"),
     Column("as often by luck", lambda o: f"{o['by_luck']:.2g}"),

@@ -69,7 +69,7 @@ def ways() -> Iterator[tuple[str, float, Count]]:
 
 
 def measure(prompts: int, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Count the fakes found for each prompt, and processor seconds, by way and width."""
+    """Count the fakes of each prompt, and processor seconds, by way and width."""
     setting = setting_of(shipped("private"), seed)
     drawn = (of_text(setting) for _ in range(_DRAWS * prompts))
     chosen = [prompt for prompt in drawn if prompt is not None][:prompts]

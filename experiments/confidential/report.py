@@ -153,7 +153,7 @@ def _by_system(runs: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
 
 
 def _groups(result: Record, *parts: str) -> Iterator[Group]:
-    """Yield the runs of these parts by model and number of users."""
+    """Yield the runs of the named parts by model and number of users."""
     runs = [run for run in result["runs"] if run["part"] in parts]
     for model in values_of(runs, "model"):
         for part in parts:
@@ -335,7 +335,7 @@ def two_party(result: Record) -> list[str]:
 
 
 def criteria(result: Record) -> list[str]:
-    """Return what the project asks of the vault with so many users as `at`, and whether it holds,
+    """Return what the project asks of the vault with the plan's `at` users, and whether it holds,
     model by model.
     """
     lines, users = [], result["plan"]["at"]

@@ -11,7 +11,7 @@ follows from what all of its candidates are up to there: a stopping time, after 
 goes on by the model's distribution; and which one is chosen depends on numbers that nothing before
 depends on.
 
-Texts, keys, prompts and scores are those of `experiment watermark`, with a history. A text has the
+Texts, keys, prompts and scores are as in `experiment watermark`, with a history. A text has the
 same key whatever the way, so that ways are compared prompt by prompt.
 """
 
@@ -46,8 +46,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """k: tokens of a candidate, at most. m: candidates, of `fitted m` in the first chunk and
-    `most` at most. distinct: of `fitted k`.
+    """A way to draw candidates. k: tokens of a candidate, at most. m: candidates, of `fitted m` in
+    the first chunk and `most` at most. distinct: of `fitted k`.
     """
 
     name: str
@@ -90,7 +90,7 @@ WAYS = (
 
 
 class Model(Protocol):
-    """See `texts.Lanes`."""
+    """A model that continues many texts, as `texts.Lanes` does."""
 
     def begun(self, prompts: np.ndarray) -> State: ...
 

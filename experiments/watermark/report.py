@@ -142,7 +142,7 @@ def _shift(interval: Sequence[float]) -> str:
 
 
 def distortion(result: Row, temperature: float) -> list[str]:
-    """Return a table of what is changed of a text, and of two."""
+    """Return a table of what a mark changes of a text, and of two texts of a prompt."""
     columns = [
         Column(f"temperature {temperature:g}", name_of),
         Column("texts", lambda row: str(row["texts"])),
@@ -245,7 +245,7 @@ def by_score(result: Row) -> list[str]:
 
 
 def edited(result: Row, temperature: float) -> list[str]:
-    """Return a table of what is left after edits: of methods that have all of them."""
+    """Return a table of detection after each edit, for methods that have all edits."""
     of = [
         (name, scores["edited"])
         for name, _, scores in detected(at(result, temperature))
@@ -266,7 +266,7 @@ def edited(result: Row, temperature: float) -> list[str]:
 
 
 def parts(result: Row) -> list[str]:
-    """Return a table of how a marked third in an unmarked text is found."""
+    """Return a table of how well a marked third in an unmarked text is detected."""
     columns: list[Column[tuple[str, Row]]] = [
         Column("a marked part in unmarked text", lambda of: of[0]),
         Column("tokens", lambda of: "{} of {}".format(*of[1]["tokens"])),
