@@ -90,7 +90,7 @@ def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
 
 def plot_traffic(data: dict[str, Any], path: Path, *, timed: bool) -> None:
     """Write `draw_traffic` to a file, on white, so that it can stand on any page; in an SVG, text
-    stays text. `timed`: whether seconds are worth showing.
+    stays text. `timed`: whether seconds are shown.
     """
     from matplotlib import rc_context
 
@@ -104,7 +104,7 @@ def plot_traffic(data: dict[str, Any], path: Path, *, timed: bool) -> None:
 
 
 def headline(data: dict[str, Any], *, timed: bool) -> str:
-    """Describe a token in sentences, as Markdown; `timed`: whether seconds are worth showing."""
+    """Describe a token in sentences, as Markdown; `timed`: whether seconds are shown."""
     network, tokens = main_group(data)
     records = groups(data)[network, tokens]
 

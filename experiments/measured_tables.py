@@ -7,14 +7,21 @@ Columns marked with = are not measured: they say what the code does now
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.benchmarks import verify_report
 from experiments.benchmarks.op_report import count_text
-from experiments.common import report, saved
-from experiments.common.report import Files, both_ways, bytes_text, duration_text
+from experiments.common import saved
+from experiments.common.report import (
+    Column,
+    Files,
+    both_ways,
+    bytes_text,
+    duration_text,
+    rows_table,
+)
 from experiments.completions import exact_cells
 from experiments.completions import latency as latency_study
 
@@ -32,35 +39,52 @@ def verification(files: Files) -> list[str]:
     return _with_origin(files, verify_report.together(_sessions(files)))
 
 
+class _Op(NamedTuple):
+    """An op at a size, as it was measured, and its exact cells by column."""
+
+    name: str
+    size: int
+    row: dict[str, Any]
+    exact: Mapping[str, str] = {}
+
+    @property
+    def ours(self) -> dict[str, Any]:
+        cost: dict[str, Any] = self.row["ours"]
+        return cost
+
+    @property
+    def stock(self) -> dict[str, Any]:
+        """Return the fastest of SPU's own ways."""
+        fastest: dict[str, Any] = min(self.row["stock"], key=lambda way: way["seconds"])
+        return fastest
+
+    @property
+    def seconds(self) -> str:
+        return f"{duration_text(self.ours['seconds'])} / {duration_text(self.stock['seconds'])}"
+
+
 def functions(files: Files) -> list[str]:
     """Return approximated functions beside SPU's own, on one network."""
     (result,) = _sessions(files)
     there = {(row["op"], row["size"]): row for row in result["rows"]}
     exact = exact_cells.cells(saved.load("exact"))["functions"]
-    heads = (
-        "function",
-        "messages =",
-        "largest error",
-        "bytes online per value =",
-        "bytes ahead per value",
-        f"{result['network']}: ours / SPU",
-        "SPU: messages, error",
-    )
-    rows = [_of_function(name, there[case], exact[name]) for name, _, case in exact_cells.FUNCTIONS]
-    return _with_origin(files, [exact_cells.MARK.format("functions"), *report.table(heads, rows)])
-
-
-def _of_function(name: str, row: dict[str, Any], exact: Mapping[str, str]) -> list[str]:
-    ours, stock = row["ours"], _fastest(row)
-    return [
-        name,
-        exact["messages"],
-        f"{ours['largest_error']:.2g}",
-        exact["bytes online per value"],
-        count_text(both_ways(ours["offline"]) / row["values"]),
-        _seconds(row),
-        f"{count_text(stock['messages'])}, {stock['largest_error']:.2g}",
+    columns: list[Column[_Op]] = [
+        Column("function", lambda op: op.name),
+        Column("messages =", lambda op: op.exact["messages"]),
+        Column("largest error", lambda op: f"{op.ours['largest_error']:.2g}"),
+        Column("bytes online per value =", lambda op: op.exact["bytes online per value"]),
+        Column(
+            "bytes ahead per value",
+            lambda op: count_text(both_ways(op.ours["offline"]) / op.row["values"]),
+        ),
+        Column(f"{result['network']}: ours / SPU", lambda op: op.seconds),
+        Column(
+            "SPU: messages, error",
+            lambda op: f"{count_text(op.stock['messages'])}, {op.stock['largest_error']:.2g}",
+        ),
     ]
+    rows = (_Op(name, case[1], there[case], exact[name]) for name, _, case in exact_cells.FUNCTIONS)
+    return _with_origin(files, [exact_cells.MARK.format("functions"), *rows_table(columns, rows)])
 
 
 def ops(files: Files) -> list[str]:
@@ -70,61 +94,60 @@ def ops(files: Files) -> list[str]:
     """
     first, *others = _sessions(files)
     exact = exact_cells.cells(saved.load("exact"))["ops"]
-    elsewhere = [{(row["op"], row["size"]): row for row in other["rows"]} for other in others]
-    in_full = {op for rows in elsewhere for op, _ in rows}
+    in_full = {row["op"] for other in others for row in other["rows"]}
     largest = {row["op"]: row["size"] for row in first["rows"]}  # sizes increase
-    heads = (
-        "op",
-        "size",
-        "messages, ours =",
-        "messages, SPU",
-        "bytes online, ours =",
-        "bytes online, SPU",
-        "made ahead, bytes",
-        f"{first['network']}: ours / SPU (ahead)",
-        *(f"{other['network']}: ours / SPU" for other in others),
-    )
-    table = []
-    for row in first["rows"]:
-        op, size = row["op"], row["size"]
-        key, ours, stock = f"{op}, {size:,}", row["ours"], _fastest(row)
-        approximated = "largest_error" in ours
-        # An op that the code no longer has stands nowhere.
-        if approximated or key not in exact or not (op in in_full or size == largest[op]):
-            continue
-        table.append(
-            [
-                op,
-                f"{size:,}",
-                exact[key]["messages, ours"],
-                count_text(stock["messages"]),
-                exact[key]["bytes online, ours"],
-                bytes_text(both_ways(stock)),
-                bytes_text(both_ways(ours["offline"])),
-                f"{_seconds(row)} ({duration_text(ours['offline']['seconds'])})",
-                *(_seconds(rows[op, size]) if (op, size) in rows else "–" for rows in elsewhere),
-            ]
+
+    def elsewhere(other: dict[str, Any]) -> Column[_Op]:
+        there = {
+            (row["op"], row["size"]): _Op(row["op"], row["size"], row).seconds
+            for row in other["rows"]
+        }
+        return Column(
+            f"{other['network']}: ours / SPU", lambda op: there.get((op.name, op.size), "–")
         )
-    return _with_origin(files, [exact_cells.MARK.format("ops"), *report.table(heads, table)])
+
+    columns: list[Column[_Op]] = [
+        Column("op", lambda op: op.name),
+        Column("size", lambda op: f"{op.size:,}"),
+        Column("messages, ours =", lambda op: op.exact["messages, ours"]),
+        Column("messages, SPU", lambda op: count_text(op.stock["messages"])),
+        Column("bytes online, ours =", lambda op: op.exact["bytes online, ours"]),
+        Column("bytes online, SPU", lambda op: bytes_text(both_ways(op.stock))),
+        Column("made ahead, bytes", lambda op: bytes_text(both_ways(op.ours["offline"]))),
+        Column(
+            f"{first['network']}: ours / SPU (ahead)",
+            lambda op: f"{op.seconds} ({duration_text(op.ours['offline']['seconds'])})",
+        ),
+        *map(elsewhere, others),
+    ]
+    rows = []
+    for row in first["rows"]:
+        name, size = row["op"], row["size"]
+        key = f"{name}, {size:,}"
+        # An op that the code no longer has stands nowhere.
+        exactly = "largest_error" not in row["ours"] and key in exact
+        if exactly and (name in in_full or size == largest[name]):
+            rows.append(_Op(name, size, row, exact[key]))
+    return _with_origin(files, [exact_cells.MARK.format("ops"), *rows_table(columns, rows)])
 
 
 def chain(files: Files) -> list[str]:
     """Return a pass over a prompt, and the tokens decoded one by one after it."""
     (result,) = _sessions(files)
     tokens = result["tokens"]
-    heads = (
-        "",
-        "seconds online",
-        "seconds ahead",
-        "seconds in all",
-        "MB online",
-        "MB ahead",
-        "MB in all",
-        "messages",
-    )
+    columns = [
+        Column[_Passes]("", lambda passes: passes.name),
+        _mean("seconds online", lambda p: p["seconds"]),
+        _mean("seconds ahead", lambda p: p["offline"]["seconds"]),
+        _mean("seconds in all", lambda p: p["seconds"] + p["offline"]["seconds"]),
+        _mean("MB online", lambda p: both_ways(p) / 1e6),
+        _mean("MB ahead", lambda p: both_ways(p["offline"]) / 1e6),
+        _mean("MB in all", lambda p: (both_ways(p) + both_ways(p["offline"])) / 1e6),
+        _mean("messages", lambda p: p["messages"], ",.0f"),
+    ]
     rows = [
-        _of_passes(f"prefill of {result['shape']['prompt_tokens']} tokens", [result["prefill"]]),
-        _of_passes(f"a token, mean of {len(tokens)}", tokens),
+        _Passes(f"prefill of {result['shape']['prompt_tokens']} tokens", [result["prefill"]]),
+        _Passes(f"a token, mean of {len(tokens)}", tokens),
     ]
     whole = [t["seconds"] + t["offline"]["seconds"] for t in tokens]
     gaps, memory = result["gaps"], result["peak_memory"]
@@ -136,36 +159,21 @@ def chain(files: Files) -> list[str]:
         f"A token took {min(whole):.1f} to {max(whole):.1f} s in all. {same} of {len(gaps)} tokens "
         f"are those of float32 in plaintext{others}. Peak memory, worker of each party: {sizes}."
     )
-    return [*_with_origin(files, report.table(heads, rows)), words]
+    return [*_with_origin(files, rows_table(columns, rows)), words]
 
 
-def _of_passes(name: str, passes: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a row of the means of passes."""
-    online = fmean(both_ways(p) for p in passes) / 1e6
-    made = fmean(both_ways(p["offline"]) for p in passes) / 1e6
-    seconds = fmean(p["seconds"] for p in passes)
-    ahead = fmean(p["offline"]["seconds"] for p in passes)
-    return [
-        name,
-        f"{seconds:.1f}",
-        f"{ahead:.1f}",
-        f"{seconds + ahead:.1f}",
-        f"{online:.1f}",
-        f"{made:.1f}",
-        f"{online + made:.1f}",
-        f"{fmean(p['messages'] for p in passes):,.0f}",
-    ]
+class _Passes(NamedTuple):
+    """Passes of a model, and the name of their row."""
+
+    name: str
+    costs: Sequence[dict[str, Any]]
 
 
-def _fastest(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the fastest of SPU's own ways."""
-    fastest: dict[str, Any] = min(row["stock"], key=lambda way: way["seconds"])
-    return fastest
-
-
-def _seconds(row: dict[str, Any]) -> str:
-    times = row["ours"]["seconds"], _fastest(row)["seconds"]
-    return " / ".join(map(duration_text, times))
+def _mean(
+    head: str, figure: Callable[[dict[str, Any]], float], form: str = ".1f"
+) -> Column[_Passes]:
+    """Return a column of a figure's mean over passes."""
+    return Column(head, lambda passes: f"{fmean(map(figure, passes.costs)):{form}}")
 
 
 def _sessions(files: Files) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A column of a table: its head, and its cell for a row."""
+    """A figure of records, as text: a column of `rows_table`, a row of `figures_table`."""
 
     head: str
     cell: Callable[[R], str]
@@ -41,6 +41,12 @@ def rows_table(columns: Sequence[Column[R]], rows: Iterable[R]) -> list[str]:
     """Return the lines of a Markdown table of records, a row each; nothing where there are none."""
     cells = [[column.cell(row) for column in columns] for row in rows]
     return table([column.head for column in columns], cells) if cells else []
+
+
+def figures_table(head: str, figures: Iterable[Column[R]], records: Mapping[str, R]) -> list[str]:
+    """Return the lines of a Markdown table with a row for each figure, a column for each record."""
+    rows = ([figure.head, *map(figure.cell, records.values())] for figure in figures)
+    return table([head, *records], rows)
 
 
 def cell(text: str) -> str:

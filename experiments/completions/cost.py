@@ -13,7 +13,7 @@ costs is measured on complete generations (`experiments.completions.study`).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from experiments.benchmarks import step_sweep
 from experiments.benchmarks.op_report import count_text, mib_text, seconds_text
 from experiments.common import commands, report
 from experiments.common.measured import FIGURES, medians
+from experiments.common.report import Column, rows_table
 from experiments.spu_baseline import layers as spu_layers
 from experiments.spu_baseline import whole as spu_whole
 from models.hf import load_config
@@ -195,24 +196,17 @@ MOST = 8  # kinds of correlated randomness that are listed
 def table(result: dict[str, Any]) -> str:
     """Return one network's figures as Markdown."""
     machine, linear = result["machine"], result["linear"]
-    heads = (
-        "positions",
-        "seconds",
-        "of stock's step",
-        "messages",
-        "per block",
-        "one after the other",
-        "SPU segments",
-        "bytes C→P",
-        "bytes P→C",
-        "ahead: seconds",
-        "bytes",
-    )
+    # What the stock path has no figure of is left empty.
+    stock = {name: result["stock_step"][name] for name in FIGURES} | {
+        "positions": "1 (stock)",
+        "messages_per_block": result["stock_messages_per_block"],
+        "segments": 1,
+    }
     lines = [
         f"network {result['network']}, both parties on {machine['cores']} cores; greedy, per step. "
         "Ahead: what a step takes of its batches; without the cache's tiles and the set-up.",
         "",
-        *report.table(heads, [_stock_step(result), *map(_step, result["lengths"])]),
+        *rows_table(_STEP, [stock, *result["lengths"]]),
         "",
         f"a further position: {result['marginal_seconds']:.3f} s",
         "linear layers, embedding and head at one position: stock "
@@ -230,7 +224,7 @@ def table(result: dict[str, Any]) -> str:
             for name, cost in result["prefill"].items()
         ),
         "",
-        *_material(result),
+        *_made_ahead(result),
         "",
         *(_criterion(one) for one in result["criteria"]),
         "outcomes: " + ("; ".join(result["failures"]) or "as in plaintext"),
@@ -238,41 +232,28 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _stock_step(result: dict[str, Any]) -> list[str]:
-    step = result["stock_step"]
-    return [
-        "1 (stock)",
-        seconds_text(step["seconds"]),
-        "1",
-        count_text(step["messages"]),
-        count_text(result["stock_messages_per_block"]),
-        "",
-        "1",
-        count_text(step["client_to_provider"]),
-        count_text(step["provider_to_client"]),
-        "",
-        "",
-    ]
+def _ahead(step: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> str:
+    return text(step["offline"]) if "offline" in step else ""
 
 
-def _step(step: dict[str, Any]) -> list[str]:
-    offline = step["offline"]
-    return [
-        str(step["positions"]),
-        seconds_text(step["seconds"]),
-        f"{step['of_stock']:.3f}",
-        count_text(step["messages"]),
-        count_text(step["messages_per_block"]),
-        str(step["chain"]),
-        str(step["segments"]),
-        count_text(step["client_to_provider"]),
-        count_text(step["provider_to_client"]),
-        seconds_text(offline["seconds"]),
-        count_text(report.both_ways(offline)),
-    ]
+_STEP: Sequence[Column[dict[str, Any]]] = (
+    Column("positions", lambda step: str(step["positions"])),
+    Column("seconds", lambda step: seconds_text(step["seconds"])),
+    Column(
+        "of stock's step", lambda step: f"{step['of_stock']:.3f}" if "of_stock" in step else "1"
+    ),
+    Column("messages", lambda step: count_text(step["messages"])),
+    Column("per block", lambda step: count_text(step["messages_per_block"])),
+    Column("one after the other", lambda step: str(step.get("chain", ""))),
+    Column("SPU segments", lambda step: str(step["segments"])),
+    Column("bytes C→P", lambda step: count_text(step["client_to_provider"])),
+    Column("bytes P→C", lambda step: count_text(step["provider_to_client"])),
+    Column("ahead: seconds", lambda step: _ahead(step, lambda cost: seconds_text(cost["seconds"]))),
+    Column("bytes", lambda step: _ahead(step, lambda cost: count_text(report.both_ways(cost)))),
+)
 
 
-def _material(result: dict[str, Any]) -> list[str]:
+def _made_ahead(result: dict[str, Any]) -> list[str]:
     """List what the making ahead for the longest step goes into, the longest parts first."""
     step = result["lengths"][-1]
     made = sorted(step["material"].items(), key=lambda item: -item[1]["seconds"])

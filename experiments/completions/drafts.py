@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.common import commands, report
+from experiments.common import commands
+from experiments.common.report import Column, rows_table
 from models.chat import Message
 from models.draft import Drafter, Proposer
 from models.hf import load_model
@@ -35,7 +36,6 @@ from spu_llm.core.prg import Prg
 
 TEXTS = Path(__file__).parents[1] / "data" / "drafts_texts.json"
 TEMPERATURES = (0.0, 0.7)
-HEADS = ("prompts", "drafts by", "temperature", "tokens", "tokens a step", "drafts that stay")
 
 
 class LazyLogits:
@@ -137,33 +137,35 @@ def measure(
     return measured
 
 
-def table(runs: list[dict[str, Any]]) -> str:
-    """Return a table with a row for each kind of prompt, drafter and temperature; the spread is
-    over prompts, without texts that were over with their first token.
+def _tokens_a_step(runs: list[dict[str, Any]]) -> str:
+    """Write the mean over prompts, the least and the most; texts that were over with their first
+    token do not count.
     """
-    cells = []
-    for kind, way, temperature in dict.fromkeys(
-        (run["kind"], run["way"], run["temperature"]) for run in runs
-    ):
-        same = [
-            run
-            for run in runs
-            if (run["kind"], run["way"], run["temperature"]) == (kind, way, temperature)
-        ]
-        each = [(run["tokens"] - 1) / run["steps"] for run in same if run["steps"]]
-        drafted = sum(run["drafted"] for run in same)
-        stay = sum(run["accepted"] for run in same) / max(1, drafted)
-        cells.append(
-            [
-                kind,
-                way,
-                f"{temperature:g}",
-                str(sum(run["tokens"] for run in same)),
-                f"{np.mean(each):.2f} ({min(each):.2f} to {max(each):.2f})",
-                f"{stay:.0%}",
-            ]
-        )
-    return "\n".join(report.table(HEADS, cells))
+    each = [(run["tokens"] - 1) / run["steps"] for run in runs if run["steps"]]
+    return f"{np.mean(each):.2f} ({min(each):.2f} to {max(each):.2f})"
+
+
+def _accepted(runs: list[dict[str, Any]]) -> str:
+    drafted = sum(run["drafted"] for run in runs)
+    return f"{sum(run['accepted'] for run in runs) / max(1, drafted):.0%}"
+
+
+COLUMNS: Sequence[Column[list[dict[str, Any]]]] = (
+    Column("prompts", lambda runs: runs[0]["kind"]),
+    Column("drafts by", lambda runs: runs[0]["way"]),
+    Column("temperature", lambda runs: f"{runs[0]['temperature']:g}"),
+    Column("tokens", lambda runs: str(sum(run["tokens"] for run in runs))),
+    Column("tokens a step", _tokens_a_step),
+    Column("drafts that stay", _accepted),
+)
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Return a table with a row for each kind of prompt, drafter and temperature."""
+    alike: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    for run in runs:
+        alike.setdefault((run["kind"], run["way"], run["temperature"]), []).append(run)
+    return "\n".join(rows_table(COLUMNS, alike.values()))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

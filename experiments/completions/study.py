@@ -12,10 +12,10 @@ else kept it busy (`others`, in cores), and compared with plaintext.
 
 A run's parts, which add up to all of it:
 
-    launch    both parties' processes, their imports and handshake, and their end: seconds only hint
-    what the client gets of the weights once, and keeps (`spu_llm.offline.silent`) set_up
-    oblivious transfer, keys, weights, compiling, agreeing on programs correlated randomness
-    batches of correlated randomness, what is left over of them included; seconds that
+    launch    both parties' processes, their imports and handshake, and their end: seconds only
+    hint      what the client gets of the weights once, and keeps (`spu_llm.offline.silent`)
+    set_up    oblivious transfer, keys, weights, compiling, agreeing on programs
+    material  batches of correlated randomness, what is left over of them included; seconds that
               the parties plan with are apart (`planning`)
     prefill, decode   online, the client's drafting included
 """
@@ -69,7 +69,7 @@ NO_COST = dict.fromkeys(FIGURES, 0)
 
 @dataclass(frozen=True)
 class CompletionStudyRequest:
-    """A run of the study. `stock_tokens`: of a stock run that ends before `tokens`."""
+    """A run of the study. `stock_tokens`: where a stock run ends, if before `tokens`."""
 
     network: str
     prompt: str  # its kind
@@ -162,12 +162,12 @@ def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, 
     waits = [e for e in meter.entries if e.kind == "wait"]
     other = "pool", "hint", "wait"
     rest = [e for e in meter.entries if e.phase == "offline" and e.kind not in other]
-    material, used = {}, {}
+    kinds, used = {}, {}
     for name, need in demand.correlations.items():
         made = [e for e in batches if e.name == name]
         units = len(made) * need.correlation.chunk
         used[name] = replace(need, units=units - session.preprocessing.available(need.correlation))
-        material[name] = {"units": units, "used_units": used[name].units} | total(made, rank)
+        kinds[name] = {"units": units, "used_units": used[name].units} | total(made, rank)
     set_up, hint = total(rest, rank) | {"seconds": seconds}, total(hints, rank)
     making = total([replace(e, seconds=0.0) if e.beside else e for e in batches] + waits, rank)
     spent = sum(part["seconds"] for part in (set_up, hint, making))
@@ -183,16 +183,16 @@ def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, 
             for phase in ("prefill", "decode")
         },
         "used_material": summed(price(batches, Demand(used), rank).values()),
-        "kinds": material,
+        "kinds": kinds,
     }
 
 
-def by_kind(material: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+def by_kind(kinds: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Add up the cost of correlated randomness by the first two words of its names, which matrices
     and gates share.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
-    for name, cost in material.items():
+    for name, cost in kinds.items():
         groups.setdefault(" ".join(name.split()[:2]), []).append(cost)
     return {
         name: {k: round(v, 3) for k, v in summed(costs).items()} for name, costs in groups.items()
@@ -378,7 +378,7 @@ def plaintext_tokens(
 def missing(
     runs: Sequence[tuple[CompletionStudyRequest, Prompt]], earlier: dict[str, Any]
 ) -> list[tuple[CompletionStudyRequest, Prompt]]:
-    """Return the runs of which `found` has no record."""
+    """Return the runs of which the `earlier` result has no record."""
     done = [record["asked"] for record in earlier["runs"]]
     return [(asked, prompt) for asked, prompt in runs if asdict(asked) not in done]
 

@@ -40,6 +40,7 @@ import jax
 import numpy as np
 
 from experiments.common import commands, report
+from experiments.common.report import Column, rows_table
 from experiments.common.two_parties import run_study
 from experiments.common.wire import Message, Recorder
 from models.family import ModelConfig, Params, family_of
@@ -421,33 +422,22 @@ def compared(result: Mapping[str, Any]) -> str:
 
 def table(result: Mapping[str, Any]) -> str:
     """Return the comparison as Markdown."""
-    phases = list(result["totals"][0]["phases"])
-    totals = [
-        map(
-            str,
-            [
-                total["run"],
-                total["client_to_provider"],
-                total["provider_to_client"],
-                *(total["phases"][p]["bytes"] for p in phases),
-            ],
-        )
-        for total in result["totals"]
+
+    def metered(phase: str) -> Column[dict[str, Any]]:
+        return Column(f"{phase}, metered", lambda total: str(total["phases"][phase]["bytes"]))
+
+    columns: list[Column[dict[str, Any]]] = [
+        Column("payload bytes", lambda total: total["run"]),
+        Column("client→provider", lambda total: str(total["client_to_provider"])),
+        Column("provider→client", lambda total: str(total["provider_to_client"])),
+        *map(metered, result["totals"][0]["phases"]),
     ]
     lines = [
         summary(result),
         "",
         compared(result),
         "",
-        *report.table(
-            [
-                "payload bytes",
-                "client→provider",
-                "provider→client",
-                *(f"{p}, metered" for p in phases),
-            ],
-            totals,
-        ),
+        *rows_table(columns, result["totals"]),
         "",
         "criterion: " + ("; ".join(result["failures"]) or "holds"),
     ]
@@ -455,7 +445,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def in_results(result: Mapping[str, Any], origin: str) -> list[str]:
-    """Return what docs/results says: both in a paragraph and a table, and the `origin` of both."""
+    """Return what docs/results says: a paragraph and a table, and the `origin` of both."""
     runs, online = result["totals"], []
     for phase in (name for name in runs[0]["phases"] if name != "offline"):
         sizes = sorted({run["phases"][phase]["bytes"] for run in runs})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.common import report, saved
-from experiments.common.report import Files
+from experiments.common import saved
+from experiments.common.report import Column, Files, rows_table
 from spu_llm.attacks.registry import ATTACKS, MODES, SPLIT_MODES
 
 # Files of `spu-llm attack NAME --mode MODE --json`.
@@ -19,42 +19,33 @@ NAMES = tuple(
 SPLIT_NAMES = tuple(f"attack_noir_{mode}{more}" for more in ("", "_more") for mode in SPLIT_MODES)
 
 
+def _successes(outcome: dict[str, Any]) -> str:
+    return f"{outcome['successes']:,} of {outcome['tries']:,} = {outcome['rate']:.1%}"
+
+
+_COLUMNS: list[Column[dict[str, Any]]] = [
+    Column("attack", lambda o: o["attack"]),
+    Column("mode", lambda o: o["mode"]),
+    Column("what counts", lambda o: o["what"] + (f" ({o['notes']})" if o["notes"] else "")),
+    Column("found", _successes),
+    Column("95 %", lambda o: "{:.1%} to {:.1%}".format(*o["interval"])),
+    Column("by guessing", lambda o: f"{o['chance']:.2%}"),
+    Column("as often by luck", lambda o: f"{o['by_luck']:.2g}"),
+    Column("bound", lambda o: "–" if o["bound"] is None else f"{o['bound']:.1%}"),
+]
+
+
 def in_results(files: Files) -> list[str]:
     """Return all outcomes, by attack: a table for each commit, and where it comes from."""
-    heads = (
-        "attack",
-        "mode",
-        "what counts",
-        "found",
-        "95 %",
-        "by guessing",
-        "as often by luck",
-        "bound",
-    )
     by_commit: dict[str, dict[str, Any]] = {}
     for name, data in files.items():
         by_commit.setdefault(data["machine"]["commit"], {})[name] = data
     parts = []
     for some in by_commit.values():
-        rows = [_row(outcome) for data in some.values() for outcome in data["outcomes"]]
+        outcomes = (outcome for data in some.values() for outcome in data["outcomes"])
         machines = [data["machine"] for data in some.values()]
         loads = [load for machine in machines for load in machine["load"]]
         load = f"load {min(loads):.1f} to {max(loads):.1f} (no seconds in it)"
-        parts += ["\n".join(report.table(heads, rows)), saved.under_table(some, machines, load)]
+        lines = rows_table(_COLUMNS, outcomes)
+        parts += ["\n".join(lines), saved.under_table(some, machines, load)]
     return parts
-
-
-def _row(outcome: dict[str, Any]) -> list[str]:
-    low, high = outcome["interval"]
-    bound = outcome["bound"]
-    notes = f" ({outcome['notes']})" if outcome["notes"] else ""
-    return [
-        outcome["attack"],
-        outcome["mode"],
-        outcome["what"] + notes,
-        f"{outcome['successes']:,} of {outcome['tries']:,} = {outcome['rate']:.1%}",
-        f"{low:.1%} to {high:.1%}",
-        f"{outcome['chance']:.2%}",
-        f"{outcome['by_luck']:.2g}",
-        "–" if bound is None else f"{bound:.1%}",
-    ]

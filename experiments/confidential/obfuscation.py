@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.common import commands, report
+from experiments.common import commands
+from experiments.common.report import Column, rows_table
 from spu_llm.api.defaults import shipped
 from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
@@ -68,7 +69,7 @@ def ways() -> Iterator[tuple[str, float, Count]]:
 
 
 def measure(prompts: int, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Count the fakes found for each prompt, and processor seconds, by way and width."""
+    """Count the fakes of each prompt, and processor seconds, by way and width."""
     setting = setting_of(shipped("private"), seed)
     drawn = (of_text(setting) for _ in range(_DRAWS * prompts))
     chosen = [prompt for prompt in drawn if prompt is not None][:prompts]
@@ -87,32 +88,28 @@ def measure(prompts: int, seed: int, say: Callable[[str], None]) -> list[dict[st
 
 def table(result: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
-    heads = (
-        "fakes",
-        "width",
-        f"found, of at most {MOST}: mean (95 %)",
-        "median",
-        *(f"prompts with {n} or more" for n in ENOUGH),
-        "processor seconds, median",
-        "largest",
-    )
-    rows = []
-    for row in result["rows"]:
-        counts = np.array(row["found"])
-        mean = counts.mean()
-        around = 1.96 * counts.std(ddof=1) / np.sqrt(len(counts))
-        rows.append(
-            [
-                row["way"],
-                f"{row['width']:g}",
-                f"{mean:.1f} ({mean - around:.1f} to {mean + around:.1f})",
-                f"{np.median(counts):g}",
-                *(f"{(counts >= n).mean():.0%}" for n in ENOUGH),
-                f"{np.median(row['seconds']):.2f}",
-                f"{max(row['seconds']):.2f}",
-            ]
-        )
-    return "\n".join(report.table(heads, rows))
+
+    def at_least(n: int) -> Column[dict[str, Any]]:
+        name = f"prompts with {n} or more"
+        return Column(name, lambda row: f"{np.mean(np.array(row['found']) >= n):.0%}")
+
+    columns: list[Column[dict[str, Any]]] = [
+        Column("fakes", lambda row: row["way"]),
+        Column("width", lambda row: f"{row['width']:g}"),
+        Column(f"found, of at most {MOST}: mean (95 %)", lambda row: _mean(row["found"])),
+        Column("median", lambda row: f"{np.median(row['found']):g}"),
+        *map(at_least, ENOUGH),
+        Column("processor seconds, median", lambda row: f"{np.median(row['seconds']):.2f}"),
+        Column("largest", lambda row: f"{max(row['seconds']):.2f}"),
+    ]
+    return "\n".join(rows_table(columns, result["rows"]))
+
+
+def _mean(counts: Sequence[int]) -> str:
+    """Write a mean and its 95 % interval."""
+    mean = np.mean(counts)
+    around = 1.96 * np.std(counts, ddof=1) / np.sqrt(len(counts))
+    return f"{mean:.1f} ({mean - around:.1f} to {mean + around:.1f})"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

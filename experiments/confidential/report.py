@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from experiments.common import report
 from experiments.common.report import QUIET, Column, rows_table, spread
 
 Record = dict[str, Any]
+Group = tuple[str, int, list[Record]]  # model, users, runs
 STYLES = {
     "no protection": ("#000000", "s"),
     "full isolation": ("#D55E00", "^"),
@@ -18,7 +20,13 @@ STYLES = {
     "vault + obfuscation": ("#009E73", "D"),
 }
 MODES = {False: "two-party, standard", True: "two-party, drafted"}
-SPENT = ("model", "send_query", "own_attention", "wait", "merge")
+SPENT = {
+    "model": "projections, MLP",
+    "send_query": "send q",
+    "own_attention": "its own attention",
+    "wait": "wait for the vaults",
+    "merge": "merge",
+}
 FASTER, SMALLER = 2.0, 4.0  # what is asked of the vault with 8 users, against full isolation
 
 
@@ -144,8 +152,8 @@ def _by_system(runs: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
         yield name, choose(runs, system=name)
 
 
-def _groups(result: Record, *parts: str) -> Iterator[tuple[str, int, list[Record]]]:
-    """Yield the runs of these parts by model and number of users."""
+def _groups(result: Record, *parts: str) -> Iterator[Group]:
+    """Yield the runs of the named parts by model and number of users."""
     runs = [run for run in result["runs"] if run["part"] in parts]
     for model in values_of(runs, "model"):
         for part in parts:
@@ -189,65 +197,65 @@ def by_users(result: Record) -> list[str]:
 
 def totals(result: Record) -> list[str]:
     """Return a table of the tokens per second of all users."""
-    rows = [
-        [
-            model,
-            str(users),
-            *(
-                "; ".join(
-                    spread(map(figure, of), report.three) for figure in (decoding, throughput)
-                )
-                for _, of in _by_system(runs)
-            ),
-        ]
-        for model, users, runs in _groups(result, "users", "sizes")
+
+    def rates(system: str) -> Column[Group]:
+        def text(of: Group) -> str:
+            runs = choose(of[2], system=system)
+            return "; ".join(
+                spread(map(rate, runs), report.three) for rate in (decoding, throughput)
+            )
+
+        return Column(system, text)
+
+    columns: list[Column[Group]] = [
+        Column("tokens per second, all users: decoding; with prefill", lambda of: of[0]),
+        Column("users", lambda of: str(of[1])),
+        *map(rates, STYLES),
     ]
-    heads = ["tokens per second, all users: decoding; with prefill", "users", *STYLES]
-    return report.table(heads, rows) if rows else []
+    return rows_table(columns, _groups(result, "users", "sizes"))
 
 
 def breakdown(result: Record) -> list[str]:
     """Return a table of what a step of the vault's engine goes to."""
-    rows = []
-    for model, users, runs in _groups(result, "users", "sizes"):
-        for name in ("vault", "vault + obfuscation"):
-            if chosen := choose(runs, system=name):
-                parts = [step_parts(run) for run in chosen]
-                cells = (spread([1e3 * p[k] for p in parts], report.three) for k in parts[0])
-                rows.append([model, str(users), name, *cells])
-    heads = [
-        "ms of a step, of",
-        "users",
-        "system",
-        "projections, MLP",
-        "send q",
-        "its own attention",
-        "wait for the vaults",
-        "merge",
-        "other",
+
+    def part(name: str, head: str) -> Column[list[Record]]:
+        def text(runs: list[Record]) -> str:
+            return spread([1e3 * step_parts(run)[name] for run in runs], report.three)
+
+        return Column(head, text)
+
+    columns: list[Column[list[Record]]] = [
+        Column("ms of a step, of", lambda runs: runs[0]["model"]),
+        Column("users", lambda runs: str(runs[0]["users"])),
+        Column("system", lambda runs: runs[0]["system"]),
+        *starmap(part, SPENT.items()),
+        part("other", "other"),
     ]
-    return report.table(heads, rows) if rows else []
+    rows = (
+        choose(runs, system=name)
+        for _, _, runs in _groups(result, "users", "sizes")
+        for name in ("vault", "vault + obfuscation")
+    )
+    return rows_table(columns, filter(None, rows))
 
 
 def by_length(result: Record) -> list[str]:
     """Return a table of one user's milliseconds per token and to the first token."""
     runs = choose(result["runs"], part="lengths")
-    rows = []
-    for new in values_of(runs, "output"):
-        for given in values_of(runs, "input"):
-            of = choose(runs, input=given, output=new)
-            rows.append(
-                [
-                    str(new),
-                    str(given),
-                    *(
-                        f"{_ms(chosen)}; {_ms(chosen, first_seconds)}"
-                        for _, chosen in _by_system(of)
-                    ),
-                ]
-            )
-    heads = ["ms per token; to the first: output tokens", "input", *STYLES]
-    return report.table(heads, rows) if rows else []
+
+    def of_system(system: str) -> Column[tuple[int, int]]:
+        def text(lengths: tuple[int, int]) -> str:
+            chosen = choose(runs, output=lengths[0], input=lengths[1], system=system)
+            return f"{_ms(chosen)}; {_ms(chosen, first_seconds)}"
+
+        return Column(system, text)
+
+    columns: list[Column[tuple[int, int]]] = [
+        Column("ms per token; to the first: output tokens", lambda lengths: str(lengths[0])),
+        Column("input", lambda lengths: str(lengths[1])),
+        *map(of_system, STYLES),
+    ]
+    return rows_table(columns, product(values_of(runs, "output"), values_of(runs, "input")))
 
 
 def by_fakes(result: Record) -> list[str]:
@@ -327,7 +335,7 @@ def two_party(result: Record) -> list[str]:
 
 
 def criteria(result: Record) -> list[str]:
-    """Return what the project asks of the vault with so many users as `at`, and whether it holds,
+    """Return what the project asks of the vault with the plan's `at` users, and whether it holds,
     model by model.
     """
     lines, users = [], result["plan"]["at"]

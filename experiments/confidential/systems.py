@@ -47,7 +47,7 @@ class Caller(NamedTuple):
 
 
 class Process:
-    """One that is told, and tells, lines."""
+    """A worker of the study, which reads and writes lines of JSON."""
 
     def __init__(self, module: str, *args: str) -> None:
         self._popen = subprocess.Popen(
@@ -85,7 +85,7 @@ class Process:
 
 @dataclass
 class System:
-    """Processes of one of `SYSTEMS`: those of the model's owner, and one for each user."""
+    """Processes of one of `SYSTEMS`: the model owner's, and one for each user."""
 
     name: str
     owners: list[Process]
@@ -152,7 +152,7 @@ def _vault_caller(engine: Process, port: int, rows: Rows, count: int) -> Caller:
 
 @contextlib.contextmanager
 def started(names: Sequence[str], model: Path, users: int, lanes: int) -> Iterator[list[System]]:
-    """Start these systems for up to so many users and, of all users together, lanes; yield them."""
+    """Start the named systems for up to `users` users, and `lanes` of all together; yield them."""
     processes: list[Process] = []
 
     def start(module: str, *args: str) -> Process:

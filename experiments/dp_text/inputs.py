@@ -37,7 +37,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 @dataclass(frozen=True)
 class Corpus:
     """Texts of `SHORTEST` tokens to so many, each once, in the order of files. places: of each real
-    text, how many references stand before those of its file.
+    text, how many references stand before its file's.
     """
 
     references: list[str]
@@ -119,7 +119,7 @@ def docstrings(library: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_real(text: str) -> bool:
-    """Return whether a text is one of those that results are compared with."""
+    """Return whether a text is a real one, which results are compared with."""
     return int.from_bytes(_digest(text)[:8], "big") % REAL_ONE_IN == 0
 
 

@@ -125,7 +125,7 @@ def shares(labels: np.ndarray, count: int) -> np.ndarray:
 
 
 class Perplexity:
-    """Of texts after one context, under a model. room: tokens of a text at most."""
+    """Perplexity of texts after one context, under a model. room: tokens of a text at most."""
 
     def __init__(
         self, config: ModelConfig, params: Params, context: Sequence[int], room: int

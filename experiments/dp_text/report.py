@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common import report
+from experiments.common.report import Column, rows_table
 
 Row = dict[str, Any]
 OURS = ("invisibleink", "full-vocabulary")
@@ -68,7 +69,7 @@ def _tables(result: Row) -> list[list[str]]:
         table_2(result, "MAUVE, %", lambda row: _around(row["mauve"], 100, 1)),
         table_2(result, "perplexity gap", lambda row: _around(row["perplexity_gap"], 1, 0)),
         texts(result),
-        worth(result),
+        saved(result),
     ]
 
 
@@ -118,43 +119,39 @@ def table_2(result: Row, what: str, figure: Callable[[Row], str]) -> list[str]:
 def texts(result: Row) -> list[str]:
     """Return a table of what else is measured, at the largest epsilon."""
     largest = max(result["plan"]["epsilons"])
-    columns: list[report.Column[Row]] = [
-        report.Column(f"texts at ε = {largest:g}", named),
-        report.Column("tokens", lambda row: _around(row["length"], 1, 1)),
-        report.Column("distance of lengths (KS)", lambda row: f"{row['length_distance']:.2f}"),
-        report.Column("names", lambda row: _around(row["names"], 1, 2)),
-        report.Column("empty", lambda row: str(row["empty"])),
-        report.Column(
-            "texts that read a reference, at most", lambda row: str(row.get("reads", "–"))
-        ),
+    columns: list[Column[Row]] = [
+        Column(f"texts at ε = {largest:g}", named),
+        Column("tokens", lambda row: _around(row["length"], 1, 1)),
+        Column("distance of lengths (KS)", lambda row: f"{row['length_distance']:.2f}"),
+        Column("names", lambda row: _around(row["names"], 1, 2)),
+        Column("empty", lambda row: str(row["empty"])),
+        Column("texts that read a reference, at most", lambda row: str(row.get("reads", "–"))),
     ]
     rows = (row for row in has_run(result["rows"]) if row["epsilon"] in (None, largest))
-    return report.rows_table(columns, rows)
+    return rows_table(columns, rows)
 
 
-def worth(result: Row) -> list[str]:
+def saved(result: Row) -> list[str]:
     """Return a table of the nats per token that references save of real texts."""
-    rows = result["worth"]
-    epsilons = [*result["plan"]["epsilons"], None]
-    lines = []
-    for batch in result["plan"]["batches"]:
-        of = {row["epsilon"]: row for row in rows if row["batch"] == batch}
-        lines.append(
-            [
-                str(batch),
-                _around(of[None]["public"], 1, 3),
-                *(
-                    _around(of[e]["saved"], 1, 3) + (f" (C = {of[e]['clip']:.2f})" if e else "")
-                    for e in epsilons
-                ),
-            ]
+
+    def at(epsilon: float | None) -> Column[dict[float | None, Row]]:
+        if epsilon is None:
+            return Column("saved, not clipped", lambda of: _around(of[None]["saved"], 1, 3))
+        return Column(
+            f"saved at ε = {epsilon:g}",
+            lambda of: f"{_around(of[epsilon]['saved'], 1, 3)} (C = {of[epsilon]['clip']:.2f})",
         )
-    heads = [
-        "nats per token of real texts: B",
-        "public model",
-        *(f"saved at ε = {e:g}" if e else "saved, not clipped" for e in epsilons),
+
+    columns: list[Column[dict[float | None, Row]]] = [
+        Column("nats per token of real texts: B", lambda of: str(of[None]["batch"])),
+        Column("public model", lambda of: _around(of[None]["public"], 1, 3)),
+        *map(at, [*result["plan"]["epsilons"], None]),
     ]
-    return report.table(heads, lines)
+    rows = (
+        {row["epsilon"]: row for row in result["worth"] if row["batch"] == batch}
+        for batch in result["plan"]["batches"]
+    )
+    return rows_table(columns, rows)
 
 
 # ---- the criterion

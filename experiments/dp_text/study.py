@@ -8,7 +8,8 @@ generate` runs it, and ends where a docstring would: at three quotation marks. M
 
 A control, `null-references`: InvisibleInk whose references are all null, so that it is the public
 model on the very candidates that epsilon gives (V_k+ grows with it). What a cell gains over that is
-from references. Beside it, `worth`: what these say of a real text's tokens, without any sampling.
+from references. Beside it, `worth`: what references say of a real text's tokens, without any
+sampling.
 
 Temperatures are the paper's: 1.2 with top-k, 1 without. AugPE generates eight texts for one (7
 variations of each, in one iteration), some at a time: calls of those that have ended count, too.
@@ -29,7 +30,7 @@ import numpy as np
 from experiments.common import commands
 from experiments.dp_text import metrics
 from experiments.dp_text.inputs import Corpus, corpus
-from experiments.dp_text.utility import worth
+from experiments.dp_text.utility import savings
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from spu_llm.app.printing import show_table
@@ -315,7 +316,7 @@ def measure(
         },
     }
     result["rows"].append(real_row(study, texts, plan.texts))
-    result["worth"] = worth(
+    result["worth"] = savings(
         study.config,
         load_model(private)[1],
         study.prompts,

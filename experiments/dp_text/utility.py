@@ -1,4 +1,4 @@
-"""What references are worth, without sampling: how likely real texts are with them.
+"""How useful references are, without sampling: how likely real texts are with them.
 
 A real text's tokens are given one after another, and the distribution of each (`mechanism`, over
 the whole vocabulary, temperature 1) is that of the public model, or of B references beside it,
@@ -26,7 +26,7 @@ from spu_llm.systems.dp_text.prompts import Prompts
 TEXTS = 60
 
 
-def worth(
+def savings(
     config: ModelConfig,
     params: Params,
     prompts: Prompts,

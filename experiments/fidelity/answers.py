@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common import commands, report
-from experiments.common.report import both_ways
+from experiments.common.report import Column, both_ways
 from experiments.common.saved import under_table
 from experiments.common.two_parties import run_command
 from experiments.fidelity.chat_texts import ChatText, chat_texts
@@ -123,58 +123,44 @@ def table(result: Mapping[str, Any]) -> str:
 
 def answers(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with a row for each answer, as Markdown."""
-    heads = (
-        "question",
-        "answer",
-        "network",
-        "secret tokens",
-        "steps",
-        "as float32",
-        "seconds in all",
-    )
-    return "\n".join(
-        report.table(
-            heads,
-            [
-                (
-                    report.cell(row["question"]),
-                    report.cell(row["text"]),
-                    result["plan"]["network"],
-                    str(row["secret"]),
-                    str(len(row["per_step"])),
-                    "yes" if row["token_ids"] == row["expected"] else "no",
-                    f"{row['elapsed_seconds']:.0f}",
-                )
-                for result in results
-                for row in result["rows"]
-            ],
-        )
-    )
+    columns: list[Column[tuple[str, Mapping[str, Any]]]] = [
+        Column("question", lambda of: report.cell(of[1]["question"])),
+        Column("answer", lambda of: report.cell(of[1]["text"])),
+        Column("network", lambda of: of[0]),
+        Column("secret tokens", lambda of: str(of[1]["secret"])),
+        Column("steps", lambda of: str(len(of[1]["per_step"]))),
+        Column("as float32", lambda of: "yes" if of[1]["token_ids"] == of[1]["expected"] else "no"),
+        Column("seconds in all", lambda of: f"{of[1]['elapsed_seconds']:.0f}"),
+    ]
+    rows = ((result["plan"]["network"], row) for result in results for row in result["rows"])
+    return "\n".join(report.rows_table(columns, rows))
 
 
 def costs(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with a column for each network: means over the answers, with the least and the
     most.
     """
-    heads = ["mean over the answers (least to most)", *(r["plan"]["network"] for r in results)]
-    figures: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "first token, set-up and preprocessing included, s": _over(
-            lambda row: row["first_token_seconds"], ".0f"
+    figures = [
+        _over(
+            "first token, set-up and preprocessing included, s",
+            lambda row: row["first_token_seconds"],
+            ".0f",
         ),
-        "prefill of the secret tokens, online, s": _over(
-            lambda row: row["seconds"]["prefill"], ".1f"
+        _over(
+            "prefill of the secret tokens, online, s", lambda row: row["seconds"]["prefill"], ".1f"
         ),
-        "a later token online, s": _over(lambda row: _mean(row, "seconds"), ".2f"),
-        "a later token ahead, s": _over(lambda row: _mean(row, "ahead_seconds"), ".2f"),
-        "a later token online, MB": _over(lambda row: _mean(row, "bytes") / 1e6, ".2f"),
-        "a later token ahead, MB": _over(lambda row: _mean(row, "ahead_bytes") / 1e6, ".1f"),
-        "a later token online, messages": _over(lambda row: _mean(row, "messages"), ",.0f"),
-        "everything, s": _over(lambda row: row["elapsed_seconds"], ".0f"),
-        "everything online, MB": _over(lambda row: both_ways(row["bytes"]["online"]) / 1e6, ".0f"),
-        "everything ahead, MB": _over(lambda row: both_ways(row["bytes"]["offline"]) / 1e6, ".0f"),
-    }
-    rows = [(name, *map(figure, results)) for name, figure in figures.items()]
-    return "\n".join(report.table(heads, rows))
+        _over("a later token online, s", lambda row: _mean(row, "seconds"), ".2f"),
+        _over("a later token ahead, s", lambda row: _mean(row, "ahead_seconds"), ".2f"),
+        _over("a later token online, MB", lambda row: _mean(row, "bytes") / 1e6, ".2f"),
+        _over("a later token ahead, MB", lambda row: _mean(row, "ahead_bytes") / 1e6, ".1f"),
+        _over("a later token online, messages", lambda row: _mean(row, "messages"), ",.0f"),
+        _over("everything, s", lambda row: row["elapsed_seconds"], ".0f"),
+        _over("everything online, MB", lambda row: both_ways(row["bytes"]["online"]) / 1e6, ".0f"),
+        _over("everything ahead, MB", lambda row: both_ways(row["bytes"]["offline"]) / 1e6, ".0f"),
+    ]
+    networks = {result["plan"]["network"]: result for result in results}
+    head = "mean over the answers (least to most)"
+    return "\n".join(report.figures_table(head, figures, networks))
 
 
 def _mean(row: Mapping[str, Any], name: str) -> float:
@@ -182,14 +168,16 @@ def _mean(row: Mapping[str, Any], name: str) -> float:
 
 
 def _over(
-    figure: Callable[[Mapping[str, Any]], float], form: str
-) -> Callable[[Mapping[str, Any]], str]:
+    name: str, figure: Callable[[Mapping[str, Any]], float], form: str
+) -> Column[Mapping[str, Any]]:
+    """Return a figure's mean over the answers of a result, with the least and the most."""
+
     def text(result: Mapping[str, Any]) -> str:
         figures = [figure(row) for row in result["rows"]]
         least, most = min(figures), max(figures)
         return f"{statistics.fmean(figures):{form}} ({least:{form}} to {most:{form}})"
 
-    return text
+    return Column(name, text)
 
 
 def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:

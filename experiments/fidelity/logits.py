@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import base64
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -356,34 +356,45 @@ def measure(
     }
 
 
+def figures_of(
+    compared: Mapping[str, Any], digits: int, bound: str = ""
+) -> list[report.Column[Mapping[str, Any]]]:
+    """Return the rows that tables of comparisons share, for the quantiles that `compared` has;
+    `digits`: of the largest error, which the mean and margins have one more of.
+    """
+    mean = digits + 1
+
+    def quantile(q: str) -> report.Column[Mapping[str, Any]]:
+        name = f"largest of a position, quantile {q}"
+        return report.Column(name, lambda r: f"{r['quantiles'][q]:.{digits}f}")
+
+    def largest_margin(r: Mapping[str, Any]) -> str:
+        margins = [flip["margin"] for flip in r["flips"]]
+        return f"{max(margins):.{mean}f} of {len(margins)}" if margins else "none"
+
+    return [
+        report.Column("positions", lambda r: f"{r['positions']:,}"),
+        report.Column(f"largest error{bound}", lambda r: f"{r['largest_error']:.{digits}f}"),
+        *map(quantile, compared["quantiles"]),
+        report.Column("mean absolute error", lambda r: f"{r['mean_error']:.{mean}f}"),
+        report.Column(
+            f"top-1 agreement (at least {MIN_AGREEMENT:.0%})", lambda r: f"{r['agreement']:.2%}"
+        ),
+        report.Column("largest margin of a flip", largest_margin),
+        report.Column("perplexity, float32", lambda r: f"{r['perplexity_float32']:.3f}"),
+    ]
+
+
 def table(result: dict[str, Any]) -> str:
     """Return both comparisons as Markdown."""
-    both = (result, result["pieces"])
-
-    def row(name: str, text: Callable[[dict[str, Any]], str]) -> list[str]:
-        return [name, *map(text, both)]
-
-    rows = [
-        row("positions", lambda r: f"{r['positions']:,}"),
-        row(f"largest error (at most {MAX_ERROR})", lambda r: f"{r['largest_error']:.4f}"),
-        *(
-            [f"largest of a position, quantile {q}", *(f"{r['quantiles'][q]:.4f}" for r in both)]
-            for q in result["quantiles"]
-        ),
-        row("mean absolute error", lambda r: f"{r['mean_error']:.5f}"),
-        row(f"top-1 agreement (at least {MIN_AGREEMENT:.0%})", lambda r: f"{r['agreement']:.2%}"),
-        row("largest margin of a flip", _largest_margin),
-        row("perplexity, float32", lambda r: f"{r['perplexity_float32']:.3f}"),
-        row("perplexity, these logits", lambda r: f"{r['perplexity_secure']:.3f}"),
+    figures = [
+        *figures_of(result, 4, f" (at most {MAX_ERROR})"),
+        report.Column("perplexity, these logits", lambda r: f"{r['perplexity_secure']:.3f}"),
     ]
-    heads = ("logits against float32's", "on shares", "by pieces, in plaintext")
+    both = {"on shares": result, "by pieces, in plaintext": result["pieces"]}
+    lines = report.figures_table("logits against float32's", figures, both)
     verdict = "criterion: " + ("; ".join(result["failures"]) or "holds")
-    return "\n".join([*report.table(heads, rows), "", verdict])
-
-
-def _largest_margin(result: dict[str, Any]) -> str:
-    margins = [flip["margin"] for flip in result["flips"]]
-    return f"{max(margins):.5f} of {len(margins)}" if margins else "none"
+    return "\n".join([*lines, "", verdict])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from experiments.common import commands, report
+from experiments.common.report import Column, rows_table
 from experiments.common.saved import NO_SECONDS, under_table
 from experiments.fidelity.chat_texts import ChatText, Forward, chat_texts
-from experiments.fidelity.logits import MIN_AGREEMENT, Comparison, LogitRows
+from experiments.fidelity.logits import MIN_AGREEMENT, Comparison, LogitRows, figures_of
 from models.draft import Drafter
 from models.hf import load_model
 from models.tokenizer import Tokenizer
@@ -204,68 +205,43 @@ def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def comparisons(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table with a column for each comparison, as `Comparison` has it."""
-
-    def row(name: str, text: Callable[[Mapping[str, Any]], str]) -> list[str]:
-        return [name, *map(text, results.values())]
-
-    first = next(iter(results.values()))
-    return "\n".join(
-        report.table(
-            ("logits against float32's", *results),
-            [
-                row("positions", lambda r: f"{r['positions']:,}"),
-                row("largest error", lambda r: f"{r['largest_error']:.3f}"),
-                *(
-                    [
-                        f"largest of a position, quantile {q}",
-                        *(f"{r['quantiles'][q]:.3f}" for r in results.values()),
-                    ]
-                    for q in first["quantiles"]
-                ),
-                row("mean absolute error", lambda r: f"{r['mean_error']:.4f}"),
-                row(
-                    f"top-1 agreement (at least {MIN_AGREEMENT:.0%})",
-                    lambda r: f"{r['agreement']:.2%}",
-                ),
-                row("largest margin of a flip", _largest_margin),
-                row("perplexity, float32", lambda r: f"{r['perplexity_float32']:.3f}"),
-                row(
-                    f"perplexity, these logits (within {MAX_PERPLEXITY:.1%})",
-                    lambda r: f"{r['perplexity_secure']:.3f} ({_change(r):+.3%})",
-                ),
-            ],
-        )
-    )
+    figures = [
+        *figures_of(next(iter(results.values())), 3),
+        Column(
+            f"perplexity, these logits (within {MAX_PERPLEXITY:.1%})",
+            lambda r: f"{r['perplexity_secure']:.3f} ({_change(r):+.3%})",
+        ),
+    ]
+    return "\n".join(report.figures_table("logits against float32's", figures, results))
 
 
 def _of_texts(result: Mapping[str, Any]) -> list[str]:
     """Return what became of the chats, by kind, and the questions with their answers."""
-    kinds = sorted({text["kind"] for text in result["texts"]})
-    ranges = report.table(
-        ("kind of chat", "chats", "tokens on shares", "left their ranges"),
-        [
-            (kind, str(len(of_kind)), f"{sum(t['tokens'] for t in of_kind):,}", _left(of_kind))
-            for kind in kinds
-            for of_kind in [[t for t in result["texts"] if t["kind"] == kind]]
-        ],
-    )
-    heads = "kind", "question", "tokens", "closest decision", "by pieces"
-    answers = report.table(
-        heads,
-        [
-            (
-                q["kind"],
-                report.cell(q["question"]),
-                str(q["tokens"]),
-                f"{q['closest']:.3f}",
-                "the same"
-                if q["flip"] is None
-                else f"token {q['flip'] + 1} differs, margin {q['margin']:.3f}",
-            )
-            for q in result["questions"]
-        ],
-    )
-    return ["\n".join(lines) for lines in (ranges, answers)]
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for text in sorted(result["texts"], key=lambda text: text["kind"]):
+        by_kind.setdefault(text["kind"], []).append(text)
+    ranges: list[Column[list[Mapping[str, Any]]]] = [
+        Column("kind of chat", lambda texts: texts[0]["kind"]),
+        Column("chats", lambda texts: str(len(texts))),
+        Column("tokens on shares", lambda texts: f"{sum(t['tokens'] for t in texts):,}"),
+        Column("left their ranges", _left),
+    ]
+    answers: list[Column[Mapping[str, Any]]] = [
+        Column("kind", lambda q: q["kind"]),
+        Column("question", lambda q: report.cell(q["question"])),
+        Column("tokens", lambda q: str(q["tokens"])),
+        Column("closest decision", lambda q: f"{q['closest']:.3f}"),
+        Column("by pieces", _by_pieces),
+    ]
+    tables = rows_table(ranges, by_kind.values()), rows_table(answers, result["questions"])
+    return ["\n".join(lines) for lines in tables]
+
+
+def _by_pieces(question: Mapping[str, Any]) -> str:
+    """Say whether an answer by pieces is float32's."""
+    if question["flip"] is None:
+        return "the same"
+    return f"token {question['flip'] + 1} differs, margin {question['margin']:.3f}"
 
 
 def _left(texts: Sequence[Mapping[str, Any]]) -> str:
@@ -273,11 +249,6 @@ def _left(texts: Sequence[Mapping[str, Any]]) -> str:
     sites = sorted({site for text in texts for site in text["outside"] or ()})
     count = sum(bool(text["outside"]) for text in texts)
     return f"{count} ({', '.join(sites)})" if sites else str(count)
-
-
-def _largest_margin(answers: Mapping[str, Any]) -> str:
-    margins = [flip["margin"] for flip in answers["flips"]]
-    return f"{max(margins):.4f} of {len(margins)}" if margins else "none"
 
 
 # ---- the command

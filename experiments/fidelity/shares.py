@@ -51,7 +51,7 @@ _NOTHING = JudgeInputs(None, None)
 
 @dataclass(frozen=True)
 class OpenLogits:
-    """Stands for a judge: the client learns all logits [lane, n, vocab]."""
+    """Stands for a verifier: the client learns all logits [lane, n, vocab]."""
 
     name: str = "logits"
     hide_progress: bool = False
@@ -245,7 +245,7 @@ class Opened:
             self._parts[event["window"]].append(rows.reshape(-1, self._vocab))
 
     def compared(self, chosen: Sequence[list[int]], exact: Forward) -> Comparison:
-        """Compare them with the exact ones."""
+        """Compare the opened logits with the exact ones."""
         return Comparison.of(
             [
                 LogitRows.of(np.array(ids), exact(ids)[0], np.concatenate(parts))

@@ -11,11 +11,11 @@ ends.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.common import report
-from experiments.common.report import both_ways
+from experiments.common.report import Column, both_ways, rows_table
 from experiments.cost_model.estimate import Options, figures
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import of_completion
@@ -101,35 +101,28 @@ def shares(result: dict[str, Any], of: str = "step") -> dict[str, float]:
 
 def table(result: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
-    heads = (
-        "",
-        "messages",
-        "rounds",
-        "kB online",
-        *(f"s on {n}" for n in NETWORKS),
-        "material, MB stored a party",
-        "MB moved",
-        "s on lan",
+    columns: list[Column[tuple[str, dict[str, Any]]]] = [
+        Column("", lambda of: of[0]),
+        Column("messages", lambda of: str(of[1]["messages"])),
+        Column("rounds", lambda of: str(of[1]["rounds"])),
+        Column("kB online", lambda of: f"{of[1]['bytes'] / 1e3:.0f}"),
+        *(Column(f"s on {n}", partial(_seconds, n)) for n in NETWORKS),
+        Column("material, MB stored a party", lambda of: f"{of[1]['stored_bytes'] / 1e6:.1f}"),
+        Column("MB moved", lambda of: f"{of[1]['offline_bytes'] / 1e6:.1f}"),
+        Column("s on lan", lambda of: f"{of[1]['offline_seconds']['lan']:.1f}"),
+    ]
+    sizes = {"prefill": result["prompt_tokens"], "step": result["positions"]}
+    names = {"whole": "whole", "middle": "split {},{}".format(*result["split"])}
+    rows = (
+        (f"{of} of {size}, {name}", result[way][of])
+        for of, size in sizes.items()
+        for way, name in names.items()
     )
-    rows = []
-    for of in ("prefill", "step"):
-        size = result["prompt_tokens"] if of == "prefill" else result["positions"]
-        for way in ("whole", "middle"):
-            figures = result[way][of]
-            name = "whole" if way == "whole" else "split {},{}".format(*result["split"])
-            rows.append(
-                (
-                    f"{of} of {size}, {name}",
-                    str(figures["messages"]),
-                    str(figures["rounds"]),
-                    f"{figures['bytes'] / 1e3:.0f}",
-                    *(f"{figures['seconds'][n]:.2f}" for n in NETWORKS),
-                    f"{figures['stored_bytes'] / 1e6:.1f}",
-                    f"{figures['offline_bytes'] / 1e6:.1f}",
-                    f"{figures['offline_seconds']['lan']:.1f}",
-                )
-            )
-    return "\n".join(report.table(heads, rows))
+    return "\n".join(rows_table(columns, rows))
+
+
+def _seconds(network: str, row: tuple[str, dict[str, Any]]) -> str:
+    return f"{row[1]['seconds'][network]:.2f}"
 
 
 def main() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.common import report
+from experiments.common.report import Column, rows_table
 
 Row = dict[str, Any]
 CHANCE = "at chance"
@@ -72,53 +74,50 @@ def _by_name(result: Row) -> dict[str, dict[bool, Row]]:
 
 def utility(result: Row) -> list[str]:
     """Return a table of perplexity and accuracy, before and after tuning."""
-    lines = []
-    for name, rows in _by_name(result).items():
-        cells = []
-        for tuned in (False, True):
-            row = rows.get(tuned)
-            if row is None:
-                cells += ["–", "–"]
-                continue
-            (perplexity, nats), (accuracy, half) = row["perplexity"], row["accuracy"]
-            cells += [
-                f"{report.three(perplexity)} (× or / {math.exp(nats):.2f})",
-                f"{100 * accuracy:.1f} ± {100 * half:.1f} %",
-            ]
-        kept = next(iter(rows.values()))["kept"]
-        lines.append([name, "all" if kept is None else report.three(kept), *cells])
-    heads = [
-        "mechanism",
-        "features kept of a token",
-        "perplexity, not tuned",
-        "next token right",
-        "perplexity, tuned",
-        "next token right, tuned",
+    columns: list[Column[tuple[str, dict[bool, Row]]]] = [
+        Column("mechanism", lambda of: of[0]),
+        Column("features kept of a token", lambda of: _kept(next(iter(of[1].values())))),
+        Column("perplexity, not tuned", lambda of: _perplexity(of[1].get(False))),
+        Column("next token right", lambda of: _accuracy(of[1].get(False))),
+        Column("perplexity, tuned", lambda of: _perplexity(of[1].get(True))),
+        Column("next token right, tuned", lambda of: _accuracy(of[1].get(True))),
     ]
-    return report.table(heads, lines)
+    return rows_table(columns, _by_name(result).items())
+
+
+def _kept(row: Row) -> str:
+    return "all" if row["kept"] is None else report.three(row["kept"])
+
+
+def _perplexity(row: Row | None) -> str:
+    if row is None:
+        return "–"
+    perplexity, nats = row["perplexity"]
+    return f"{report.three(perplexity)} (× or / {math.exp(nats):.2f})"
+
+
+def _accuracy(row: Row | None) -> str:
+    return "–" if row is None else "{:.1f} ± {:.1f} %".format(*(100 * x for x in row["accuracy"]))
 
 
 def attacks(result: Row, epsilon: float) -> list[str]:
     """Return a table of what each attack recovers, in per cent, after tuning, at an epsilon; where
     there is no codebook, also before.
     """
-    columns = [
-        (_column(row), row)
-        for row in result["rows"]
-        if row["outcomes"] and row["epsilon"] in (None, epsilon)
+    attacked = [
+        row for row in result["rows"] if row["outcomes"] and row["epsilon"] in (None, epsilon)
     ]
-    whats: dict[tuple[str, str], None] = {}
-    for _, row in columns:
-        whats |= {
-            (o["attack"], o["what"]): None
-            for o in row["outcomes"]
-            if not o["what"].startswith(_LEFT_OUT)
-        }
-    lines = []
-    for attack, what in sorted(whats, key=lambda known: int(known[0][1:])):
-        cells = [_cell(row["outcomes"], attack, what) for _, row in columns]
-        lines.append([f"{attack}: {what}", *cells])
-    return report.table([f"%, ε / m = {epsilon:.3g}", *(name for name, _ in columns)], lines)
+    whats = dict.fromkeys(
+        (o["attack"], o["what"])
+        for row in attacked
+        for o in row["outcomes"]
+        if not o["what"].startswith(_LEFT_OUT)
+    )
+    columns: list[Column[tuple[str, str]]] = [
+        Column(f"%, ε / m = {epsilon:.3g}", lambda known: f"{known[0]}: {known[1]}"),
+        *(Column(_column(row), partial(_cell, row["outcomes"])) for row in attacked),
+    ]
+    return rows_table(columns, sorted(whats, key=lambda known: int(known[0][1:])))
 
 
 def _column(row: Row) -> str:
@@ -127,9 +126,9 @@ def _column(row: Row) -> str:
     return str(row["mechanism"])
 
 
-def _cell(outcomes: Sequence[Row], attack: str, what: str) -> str:
+def _cell(outcomes: Sequence[Row], known: tuple[str, str]) -> str:
     for o in outcomes:
-        if (o["attack"], o["what"]) == (attack, what):
+        if (o["attack"], o["what"]) == known:
             low, high = o["interval"]
             text = f"{100 * o['rate']:.1f} ({100 * low:.1f} to {100 * high:.1f})"
             return f"{text}, {CHANCE}" if o["at_chance"] else text

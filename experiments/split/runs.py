@@ -25,6 +25,7 @@ from typing import Any
 from experiments.common import commands, report
 from experiments.common.load import busy_seconds, own_seconds
 from experiments.common.prompts import Prompt, read_prompts
+from experiments.common.report import Column
 from experiments.common.saved import under_table
 from experiments.common.two_parties import run_command
 from spu_llm.app.printing import show_table
@@ -182,22 +183,40 @@ def online(run: Run) -> float:
     return float((run["seconds"]["prefill"] + run["seconds"]["decode"]) / run["tokens"])
 
 
-def material(run: Run) -> float:
+def bytes_ahead(run: Run) -> float:
     """Return the bytes for each token, made ahead."""
     return float(report.both_ways(run["bytes"]["offline"]) / run["tokens"])
 
 
-_FIGURES: Sequence[tuple[str, Callable[[Run], float], Callable[[float], str]]] = (
-    ("online", online, report.duration_text),
-    ("waited for material", lambda r: r["seconds"]["offline"] / r["tokens"], report.duration_text),
-    (
+def _median(
+    head: str, figure: Callable[[Run], float], text: Callable[[float], str]
+) -> Column[list[Run]]:
+    """Return a column of a figure's median over runs."""
+    return Column(head, lambda runs: text(statistics.median(map(figure, runs))))
+
+
+def _online(runs: list[Run]) -> str:
+    """Write the median, the smallest and the largest of the seconds for each token, online."""
+    seconds = sorted(map(online, runs))
+    median = report.duration_text(statistics.median(seconds))
+    return f"{median} ({report.three(seconds[0])} to {report.three(seconds[-1])})"
+
+
+_COLUMNS: Sequence[Column[list[Run]]] = (
+    Column("a token of", lambda runs: f"{runs[0]['network']}, {runs[0]['mode']}"),
+    Column("runs", lambda runs: str(len(runs))),
+    Column("online", _online),
+    _median(
+        "waited for material", lambda r: r["seconds"]["offline"] / r["tokens"], report.duration_text
+    ),
+    _median(
         "bytes online",
         lambda r: report.both_ways(r["bytes"]["online"]) / r["tokens"],
         report.bytes_text,
     ),
-    ("bytes ahead", material, report.bytes_text),
-    ("messages online", lambda r: r["messages"]["online"] / r["tokens"], report.three),
-    ("tokens a round", lambda r: r["tokens"] / (r["steps"] + 1), report.three),
+    _median("bytes ahead", bytes_ahead, report.bytes_text),
+    _median("messages online", lambda r: r["messages"]["online"] / r["tokens"], report.three),
+    _median("tokens a round", lambda r: r["tokens"] / (r["steps"] + 1), report.three),
 )
 
 
@@ -207,18 +226,12 @@ def _of(result: Run, network: str, mode: str) -> list[Run]:
 
 def rows(result: Run) -> list[str]:
     """Return a table of the medians of a token, by network and mode."""
-    lines = []
-    for network in dict.fromkeys(r["network"] for r in result["runs"]):
-        for mode in MODES:
-            if runs := _of(result, network, mode):
-                cells = [text(statistics.median(map(of, runs))) for _, of, text in _FIGURES]
-                seconds = sorted(map(online, runs))
-                cells[0] += f" ({report.three(seconds[0])} to {report.three(seconds[-1])})"
-                lines.append([f"{network}, {mode}", str(len(runs)), *cells])
-    return report.table(["a token of", "runs", *(name for name, _, _ in _FIGURES)], lines)
+    networks = dict.fromkeys(r["network"] for r in result["runs"])
+    of_modes = (_of(result, network, mode) for network in networks for mode in MODES)
+    return report.rows_table(_COLUMNS, (runs for runs in of_modes if runs))
 
 
-MOST = {"online seconds": (online, 0.5), "material": (material, 0.4)}
+MOST = {"online seconds": (online, 0.5), "material": (bytes_ahead, 0.4)}
 
 
 def criteria(result: Run) -> list[str]:

@@ -104,7 +104,7 @@ def cells(plan: NoirPlan) -> list[NoirCell]:
 @dataclass(frozen=True)
 class Corpus:
     """Tokens of the files that the model was trained on, one after the other, and windows of
-    held-out files, drawn from all of these alike.
+    held-out files, drawn from all of them alike.
     """
 
     known: np.ndarray
@@ -202,7 +202,7 @@ class Study:
 
     def inverters(self) -> dict[str, Any] | None:
         """Return what the inverters of A1, A3 and A4 find in public text without a codebook; None
-        when the plan has none of these attacks.
+        when the plan has none of the three.
         """
         if not {"a1", "a3", "a4"} & set(self.plan.attacks):
             return None

@@ -1,5 +1,5 @@
-"""What a watermark is worth: how well it is found, what it changes, what becomes of it under edits,
-and what somebody without the key can do. "A Watermark for Black-Box Language Models" (Bahri,
+"""How good a watermark is: how well it is detected, what it changes, what becomes of it under
+edits, and what somebody without the key can do. "A Watermark for Black-Box Language Models" (Bahri,
 Wieting, Alon, Metzler), tables 1 and 5, on the shipped private model.
 
 All texts follow the first tokens of held-out snippets, one of a method after each; each has a key
@@ -10,11 +10,10 @@ texts under many keys (`scores`), and intervals are 95 % ones by prompt
 (`metrics`).
 
 Distortion has two signs, so that neither is a merit: nats per token under the distribution that is
-sampled from, less those of unmarked texts of the same prompts; and the excess of a text's nats over
-the entropy that each token was drawn with, which is 0 in the mean for the unmarked distribution,
-whatever course texts take. `history`: an n-gram marks once per key, the default of `spu-llm
-watermark embed`; off, as published.
-"""
+sampled from, less the nats of unmarked texts of the same prompts; and the excess of a text's nats
+over the entropy that each token was drawn with, which is 0 in the mean for the unmarked
+distribution, whatever course texts take. `history`: an n-gram marks once per key, the default of
+`spu-llm watermark embed`; off, as published. """
 
 from __future__ import annotations
 

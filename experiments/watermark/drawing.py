@@ -11,7 +11,7 @@ follows from what all of its candidates are up to there: a stopping time, after 
 goes on by the model's distribution; and which one is chosen depends on numbers that nothing before
 depends on.
 
-Texts, keys, prompts and scores are those of `experiment watermark`, with a history. A text has the
+Texts, keys, prompts and scores are as in `experiment watermark`, with a history. A text has the
 same key whatever the way, so that ways are compared prompt by prompt.
 """
 
@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from experiments.common import commands, report
+from experiments.common import commands
+from experiments.common.report import Column, rows_table
 from experiments.watermark import metrics, scores
 from experiments.watermark.plan import WatermarkPlan, add_plan, plan_of
 from experiments.watermark.report import around, percent
@@ -45,8 +46,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """k: tokens of a candidate, at most. m: candidates, of `fitted m` in the first chunk and
-    `most` at most. distinct: of `fitted k`.
+    """A way to draw candidates. k: tokens of a candidate, at most. m: candidates, of `fitted m` in
+    the first chunk and `most` at most. distinct: of `fitted k`.
     """
 
     name: str
@@ -89,7 +90,7 @@ WAYS = (
 
 
 class Model(Protocol):
-    """See `texts.Lanes`."""
+    """A model that continues many texts, as `texts.Lanes` does."""
 
     def begun(self, prompts: np.ndarray) -> State: ...
 
@@ -259,43 +260,36 @@ def table(result: Row) -> str:
     """Return a table of all ways, and how much more evidence a text has than by independent
     candidates.
     """
-    heads = [
-        "candidates",
-        "temperature",
-        "tokens asked for, a token",
-        "tokens a chunk",
-        "distinct a chunk",
-        "AUC, % at 25 tokens",
-        "at 100",
-        "pAUC, %, at 100",
-        "mean -log10 p at 100",
-        "more than as many independent ones",
-        "nats above entropy, in bits a token",
+
+    def at(place: int, figure: str) -> Callable[[Row], Any]:
+        return lambda row: list(row["by_length"].values())[place][figure]
+
+    first, last, partly = at(0, "auc"), at(-1, "auc"), at(-1, "pauc")
+    columns: list[Column[Row]] = [
+        Column("candidates", lambda row: way_of(row).title),
+        Column("temperature", lambda row: f"{row['temperature']:g}"),
+        Column("tokens asked for, a token", lambda row: f"{row['asked'][0]:.1f}"),
+        Column("tokens a chunk", lambda row: f"{row['tokens_a_chunk'][0]:.2f}"),
+        Column("distinct a chunk", lambda row: f"{row['distinct_a_chunk'][0]:.2f}"),
+        Column("AUC, % at 25 tokens", lambda row: f"{100 * first(row)[0]:.1f}"),
+        Column("at 100", lambda row: percent(last(row))),
+        Column("pAUC, %, at 100", lambda row: percent(partly(row))),
+        Column(
+            "mean -log10 p at 100",
+            lambda row: "{:.2f} ({:.2f} to {:.2f})".format(*metrics.mean(unpacked(row["scores"]))),
+        ),
+        Column("more than as many independent ones", lambda row: _more(result, row)),
+        Column("nats above entropy, in bits a token", lambda row: around(row["excess_bits"], 3)),
     ]
-    lines = []
-    for row in result["rows"]:
-        own, way = unpacked(row["scores"]), way_of(row)
-        plain = _independent(result, row)
-        more = "–"
-        if plain is not None and way.name != INDEPENDENT:
-            more = around(metrics.mean(own - plain), 2)
-        lengths = list(row["by_length"].values())
-        lines.append(
-            [
-                way.title,
-                f"{row['temperature']:g}",
-                f"{row['asked'][0]:.1f}",
-                f"{row['tokens_a_chunk'][0]:.2f}",
-                f"{row['distinct_a_chunk'][0]:.2f}",
-                f"{100 * lengths[0]['auc'][0]:.1f}",
-                percent(lengths[-1]["auc"]),
-                percent(lengths[-1]["pauc"]),
-                "{:.2f} ({:.2f} to {:.2f})".format(*metrics.mean(own)),
-                more,
-                around(row["excess_bits"], 3),
-            ]
-        )
-    return "\n".join(report.table(heads, lines))
+    return "\n".join(rows_table(columns, result["rows"]))
+
+
+def _more(result: Row, row: Row) -> str:
+    """Write how much more evidence a text has than by independent candidates."""
+    plain = _independent(result, row)
+    if plain is None or way_of(row).name == INDEPENDENT:
+        return "–"
+    return around(metrics.mean(unpacked(row["scores"]) - plain), 2)
 
 
 def _independent(result: Row, row: Row) -> np.ndarray | None:

@@ -84,7 +84,7 @@ SCORED = (MARK, CHUNKED, *OTHER_FAMILIES)  # by all scores
 
 
 def share_of(method: Method) -> int:
-    """Return how many times fewer texts a method has: dear ones have fewer."""
+    """Return how many times fewer texts a method has: costly ones have fewer."""
     if method in (LARGE, WHITE_BOX):
         return 4
     return 2 if method.k > 1 else 1

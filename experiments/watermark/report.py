@@ -142,7 +142,7 @@ def _shift(interval: Sequence[float]) -> str:
 
 
 def distortion(result: Row, temperature: float) -> list[str]:
-    """Return a table of what is changed of a text, and of two."""
+    """Return a table of what a mark changes of a text, and of two texts of a prompt."""
     columns = [
         Column(f"temperature {temperature:g}", name_of),
         Column("texts", lambda row: str(row["texts"])),
@@ -161,9 +161,16 @@ def distortion(result: Row, temperature: float) -> list[str]:
     return rows_table(columns, at(result, temperature))
 
 
-def _both(score: Row) -> str:
-    """Return AUC and pAUC, in percent."""
+def _both(score: Row | None) -> str:
+    """Write AUC and pAUC, in per cent; a dash where there is no score."""
+    if score is None:
+        return "–"
     return f"{100 * score['auc'][0]:.1f} / {100 * score['pauc'][0]:.1f}"
+
+
+def _auc(score: Row | None) -> str:
+    """Write AUC, in per cent; a dash where there is no score."""
+    return "–" if score is None else f"{100 * score['auc'][0]:.1f}"
 
 
 def _full(scores: Row) -> Row:
@@ -188,8 +195,8 @@ def detection(result: Row, temperature: float) -> list[str]:
     ten, half = after("replaced 10 %"), after("paraphrased 50 %")
     columns: list[Column[Detected]] = [
         Column(f"temperature {temperature:g}", lambda of: of[0]),
-        Column("AUC, 25 tokens", lambda of: f"{100 * of[2]['by_length']['25']['auc'][0]:.1f}"),
-        Column("50", lambda of: f"{100 * of[2]['by_length']['50']['auc'][0]:.1f}"),
+        Column("AUC, 25 tokens", lambda of: _auc(of[2]["by_length"].get("25"))),
+        Column("50", lambda of: _auc(of[2]["by_length"].get("50"))),
         Column(f"{JUDGED}", lambda of: percent(_full(of[2])["auc"])),
         Column(f"pAUC, {JUDGED}", lambda of: percent(_full(of[2])["pauc"])),
         Column("AUC / pAUC, all three pooled", lambda of: _both(of[2]["pooled"])),
@@ -202,19 +209,21 @@ def detection(result: Row, temperature: float) -> list[str]:
 
 def by_length(result: Row) -> list[str]:
     """Return Table 5's other side: how much text detection takes."""
-    lines = []
-    for temperature in temperatures(result):
-        rows = [row for row in at(result, temperature) if not row["history"]]
-        for name, _, scores in detected(rows):
-            cells = [
-                f"{100 * scores['by_length'][n]['auc'][0]:.1f} / "
-                f"{100 * scores['by_length'][n]['pauc'][0]:.1f}"
-                if n in scores["by_length"]
-                else "–"
-                for n in LENGTHS
-            ]
-            lines.append([f"{name}, temperature {temperature:g}", *cells])
-    return report.table(["AUC / pAUC, % at T", *LENGTHS], lines)
+
+    def at_length(n: str) -> Column[tuple[str, Row]]:
+        return Column(n, lambda of: _both(of[1]["by_length"].get(n)))
+
+    columns: list[Column[tuple[str, Row]]] = [
+        Column("AUC / pAUC, % at T", lambda of: of[0]),
+        *map(at_length, LENGTHS),
+    ]
+    rows = (
+        (f"{name}, temperature {temperature:g}", scores)
+        for temperature in temperatures(result)
+        for name, row, scores in detected(at(result, temperature))
+        if not row["history"]
+    )
+    return rows_table(columns, rows)
 
 
 def by_score(result: Row) -> list[str]:
@@ -236,29 +245,28 @@ def by_score(result: Row) -> list[str]:
 
 
 def edited(result: Row, temperature: float) -> list[str]:
-    """Return a table of what is left after edits: of methods that have all of them."""
+    """Return a table of detection after each edit, for methods that have all edits."""
     of = [
         (name, scores["edited"])
         for name, _, scores in detected(at(result, temperature))
         if len(scores["edited"]) > 2
     ]
-    edits = dict.fromkeys(edit for _, scores in of for edit in scores)
-    lines = [
-        [
-            edit,
-            *(
-                f"{100 * scores[edit]['auc'][0]:.1f} / {percent(scores[edit]['tpr'], 0)}"
-                for _, scores in of
-            ),
-        ]
-        for edit in edits
+
+    def after(name: str, edited: Row) -> Column[str]:
+        def text(edit: str) -> str:
+            return f"{_auc(edited[edit])} / {percent(edited[edit]['tpr'], 0)}"
+
+        return Column(name, text)
+
+    columns: list[Column[str]] = [
+        Column(f"AUC / TPR at FPR 1 %, %, temperature {temperature:g}", str),
+        *(after(*one) for one in of),
     ]
-    heads = [f"AUC / TPR at FPR 1 %, %, temperature {temperature:g}", *(name for name, _ in of)]
-    return report.table(heads, lines)
+    return rows_table(columns, dict.fromkeys(edit for _, scores in of for edit in scores))
 
 
 def parts(result: Row) -> list[str]:
-    """Return a table of how a marked third in an unmarked text is found."""
+    """Return a table of how well a marked third in an unmarked text is detected."""
     columns: list[Column[tuple[str, Row]]] = [
         Column("a marked part in unmarked text", lambda of: of[0]),
         Column("tokens", lambda of: "{} of {}".format(*of[1]["tokens"])),
@@ -327,11 +335,16 @@ def forged(result: Row) -> list[str]:
 
 def guesses(result: Row) -> list[str]:
     """Return a table of whether a forger knows what the key says."""
-    lines = []
-    for name, row in _forgeries(result):
-        for what, of in row["guesses"].items():
-            lines.append([name, what, str(of["pairs"]), _guess(of)])
-    return report.table(["the larger of two numbers", "n-grams", "pairs", "right, %"], lines)
+    columns: list[Column[tuple[str, str, Row]]] = [
+        Column("the larger of two numbers", lambda of: of[0]),
+        Column("n-grams", lambda of: of[1]),
+        Column("pairs", lambda of: str(of[2]["pairs"])),
+        Column("right, %", lambda of: _guess(of[2])),
+    ]
+    rows = (
+        (name, what, of) for name, row in _forgeries(result) for what, of in row["guesses"].items()
+    )
+    return rows_table(columns, rows)
 
 
 def _guess(of: Row) -> str:

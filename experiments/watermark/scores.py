@@ -1,15 +1,15 @@
 """Scores of texts under a key, and of unmarked texts under many keys, in the study of watermarks.
 
-A text is detokenised and tokenised again before it is scored. Its first T tokens are then those of
-the text of length T. Scores are the higher the more it looks marked:
+A text is detokenised and tokenised again before it is scored. Its first T tokens are then the
+text of length T. Scores are the higher the more it looks marked:
 
     sum        -log10 p of sum R, the scheme's default
     fisher     -log10 p of -2 sum log(1 - R); "corrected" Aaronson, and the race
     recursive  -log10 p of both keys together
     plain      Aaronson's sum -log(1 - R) of all tokens, as published, whatever the length
     green      Kirchenbauer's z
-    alignment  Kuditipudi: how far the cost lies below that of unmarked texts of its length, in
-               standard deviations (in the place of the permutation test's 5,000 references)
+    alignment  Kuditipudi: how far the cost lies below the cost of unmarked texts of its length,
+               in standard deviations (in the place of the permutation test's 5,000 references)
 
 Unmarked texts are scored under keys that they have nothing to do with, several each.
 """

@@ -265,7 +265,7 @@ class Study:
     def part(
         self, method: Method, kind: str, authors: Sequence[Author], written: Written, base: Base
     ) -> dict[str, Any]:
-        """Measure how a marked third inside an unmarked text is found: by the whole, and by its
+        """Measure how well a marked third of an unmarked text is detected: by the whole, and by its
         parts.
         """
         third = self.plan.tokens // 3

@@ -47,7 +47,7 @@ UNITS = TokenUnits()
 
 @dataclass
 class State:
-    """After so many positions of every lane."""
+    """What a model keeps of texts, after as many positions of every lane."""
 
     cache: Block
     logits: np.ndarray  # float32 [lane, vocab]
@@ -75,7 +75,7 @@ class Lanes:
         return self._after(state.cache, tokens[:, None], state.at)
 
     def picked(self, state: State, lanes: np.ndarray) -> State:
-        """Return the state of these lanes, which may repeat."""
+        """Return the state of the given lanes, which may repeat."""
         return State(self._picked(state.cache, lanes), state.logits[lanes], state.at)
 
     def _after(self, cache: Block, tokens: np.ndarray, at: int) -> State:
@@ -99,7 +99,7 @@ def _picked(heads: int, cache: Block, lanes: jax.Array) -> Block:
 
 
 class AlignmentPrior(NamedTuple):
-    """Of the next token of every lane: float64."""
+    """Distributions of the next token of every lane, float64."""
 
     p: np.ndarray  # [lane, vocab]
     log_p: np.ndarray

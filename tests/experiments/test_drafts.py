@@ -69,4 +69,4 @@ def test_the_table_has_the_spread_over_prompts() -> None:
         for t, steps in ((21, 10), (41, 10), (1, 0))
     ]
     head, row = (line for line in table(runs).splitlines() if "---" not in line)
-    assert "3.00 (2.00 to 4.00)" in row and "50%" in row and drafts.HEADS[4] in head
+    assert "3.00 (2.00 to 4.00)" in row and "50%" in row and drafts.COLUMNS[4].head in head

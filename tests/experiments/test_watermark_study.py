@@ -498,6 +498,15 @@ def test_tables_show_the_figures() -> None:
     assert paragraphs.count("*origin*") == 4
 
 
+def test_lengths_that_texts_do_not_have_are_dashes() -> None:
+    of = result(made_up(MARK))
+    scores_of = of["rows"][1]["detection"]["sum"]
+    scores_of["by_length"] = {"25": scores_of["by_length"]["25"]}
+    head, _, row = watermark_report.detection(of, 1.0)
+    assert head.count("|") == row.count("|") and "| 98.0 | – | 98.0 (97.0 to 99.0) |" in row
+    assert "| 98.0 / 80.0 | – | – | – | – |" in watermark_report.by_length(of)[-1]
+
+
 def test_criteria_go_by_the_figures() -> None:
     on = replace(MARK, history=True)
     plain = made_up(Method("plain-race"), **drafts("60 70"))
