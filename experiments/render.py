@@ -1,10 +1,10 @@
-"""Make anew from committed results: notebooks' outputs, the README's figure and headline, and the
-tables in docs/results that stand between marks (`TABLES`).
+"""Rendering of committed results: the outputs of notebooks, the README's figure and headline, and
+the tables between marks in docs/results (`TABLES`).
 
     python -m experiments.render
 
-Nothing is measured; takes about a minute. Run it after a change of a notebook or of a file in
-`experiments/data/`. A file counts as soon as `index.json` names it.
+It measures nothing and takes about a minute. Run it after a change of a notebook or of a file in
+`experiments/data/`. A file is used once `index.json` names it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ SMALL = "%matplotlib inline\n%config InlineBackend.rc = {'figure.dpi': 60}"
 
 
 def execute(path: Path, parameters: str = "") -> Any:
-    """Return the notebook at `path` with fresh outputs; `parameters` runs after the cell of that
-    tag.
+    """Execute the notebook at `path` and return it with fresh outputs. The code `parameters` runs
+    after the cell with the tag "parameters".
     """
     import nbformat
     from nbclient import NotebookClient
@@ -77,13 +77,15 @@ def execute(path: Path, parameters: str = "") -> Any:
 
 
 def studies() -> dict[str, dict[str, Any]]:
-    """Return the committed runs of complete generations, by the name of their file."""
+    """Return the committed results of complete generations, by file name."""
     names = [name for name in saved.load("index") if name.startswith("completions")]
     return {name: saved.load(name) for name in names}
 
 
 def main_study() -> tuple[dict[str, Any], str]:
-    """Return all runs together, and the name of the file that the headline's are in."""
+    """Return the runs of all complete generations, and the name of the file that has the headline's
+    runs.
+    """
     known = studies()
     together = {"runs": [run for data in known.values() for run in data["runs"]]}
     group = headline.main_group(together)
@@ -92,7 +94,7 @@ def main_study() -> tuple[dict[str, Any], str]:
 
 
 def between(document: str, mark: str, *paragraphs: str) -> str:
-    """Return the document with other paragraphs between the two comments of this mark."""
+    """Replace the text between the two comments of a mark in a document by paragraphs."""
     begin, end = BEGIN.format(mark), END.format(mark)
     before, rest = document.split(begin)
     text = "\n\n".join(paragraphs)
@@ -100,7 +102,7 @@ def between(document: str, mark: str, *paragraphs: str) -> str:
 
 
 def with_headline(readme: str) -> str:
-    """Return the README with what complete generations say between its two marks."""
+    """Return the README with the headline of complete generations between its marks."""
     data, name = main_study()
     text = headline.headline(data, timed=saved.timed(name))
     fetched = completions_report.hints(data["runs"])
@@ -110,13 +112,15 @@ def with_headline(readme: str) -> str:
 
 
 def completions(files: Files) -> list[str]:
-    """Return the tables of one network's complete generations."""
+    """Return the paragraphs, mostly tables, of one network's complete generations."""
     ((name, data),) = files.items()
     return completions_report.in_results(data, name)
 
 
 def further_completions(files: Files) -> list[str]:
-    """Return a section of its own, with what made the tables and what the project asks for."""
+    """Return a section about one network's complete generations: their origin, their tables, and
+    the project's criteria.
+    """
     ((name, data),) = files.items()
     ((network, tokens), records) = next(iter(completions_report.groups(data).items()))
     criteria = completions_report.criteria(records, network)
@@ -129,16 +133,13 @@ def further_completions(files: Files) -> list[str]:
 
 
 def standard(files: Files) -> list[str]:
-    """Return seconds and traffic, network by network, of runs that are compared with no others."""
+    """Return seconds and traffic, network by network, of runs without a comparison."""
     return [text for name, data in files.items() for text in completions({name: data})[:4]]
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What stands between two marks of a page in docs/results: the results that it is made of, the
-    first of which it needs, and their paragraphs. `seconds`: whether it has any, so that only
-    results of a quiet machine count.
-    """
+    """The text between two marks of a page in docs/results."""
 
     names: tuple[str, ...]
     paragraphs: Callable[[Files], list[str]]
@@ -148,8 +149,8 @@ class Tables:
 def single(
     name: str, paragraphs: Callable[[dict[str, Any], str], list[str]], *, seconds: bool = True
 ) -> Tables:
-    """Return the tables of one result; `paragraphs` are of it and the line that says where it comes
-    from.
+    """Return the tables of one result; `paragraphs` takes the result and the line that tells its
+    origin.
     """
 
     def of(files: Files) -> list[str]:
@@ -163,7 +164,7 @@ def single(
 
 
 def printed(name: str, table: Callable[[dict[str, Any]], str], *, seconds: bool = True) -> Tables:
-    """Return the table that a study prints."""
+    """Return the tables of one result as its study prints them, with `table`."""
 
     def paragraphs(data: dict[str, Any], origin: str) -> list[str]:
         rows = [line for line in table(data).splitlines() if line.startswith("|")]
@@ -215,12 +216,12 @@ TABLES: dict[str, Tables] = {
 
 
 def pages() -> list[Path]:
-    """Return the pages of results."""
+    """Return the paths of the pages of results."""
     return sorted(RESULTS.glob("*.md"))
 
 
 def with_tables(page: str) -> str:
-    """Return a page of results with the tables that it has marks for, and that are there."""
+    """Return a page of results with all tables that it has marks for and whose results exist."""
     for mark, tables in TABLES.items():
         if BEGIN.format(mark) not in page:
             continue
@@ -236,7 +237,7 @@ def with_tables(page: str) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Fill prose; leave tables, lists, headings and marks as they are."""
+    """Wrap prose at 100 characters; leave tables, lists, headings and marks as they are."""
     return text if text[0] in "|*-#<" else _filled(text)
 
 

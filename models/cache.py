@@ -1,14 +1,14 @@
 """Key/value cache as owned blocks, and attention over them.
 
-A cache is a list of blocks in position order: a *prefix* whose text the provider knows (its own, or
-what both know: it runs it in the clear) and the *shared* block: prompt, accepted tokens and, past
-them, the positions of the current step (chain or tree, as the mask says). Attention visits each
-block by itself; sums over blocks add up (`protocols.functions.aggregation`). Rolling back rejected
-drafts is moving the public length of the shared block: rows at or past it are invisible and
-overwritten by the next step. Where the provider may not know how many drafts stayed, the length
-only grows, the client hides the rows of rejected drafts, and a block that is full is packed. Blocks
-start short and are lengthened as rows are written, since attention costs the same for every row it
-has.
+A cache is a list of blocks in position order: a *prefix* whose text the provider knows (its own
+text, or text that both parties know; the provider computes it in the clear), and the *shared*
+block: the prompt, accepted tokens and, past them, the positions of the current step (a chain or a
+tree, as the mask says). Attention goes over each block separately, and the sums over blocks add up
+(`protocols.functions.aggregation`). To roll back rejected drafts, the public length of the shared
+block is set back: rows at or past it are invisible, and the next step overwrites them. Where the
+provider may not learn how many drafts were accepted, the length only grows, the client hides the
+rows of rejected drafts, and a full block is packed. Blocks start short and are lengthened as rows
+are written, since attention costs the same for every row of a block, visible or not.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ FEW = 32
 
 
 class Block(NamedTuple):
-    """Keys and values of consecutive positions, layer by layer: [head, position, head_dim]. Heads
-    of several lanes stand one after the other.
+    """Keys and values of consecutive positions, layer by layer: [head, position, head_dim]. With
+    several sequences (lanes), all heads of the first sequence come first, then all of the second.
     """
 
     keys: tuple[Array, ...]
@@ -49,8 +49,9 @@ class Block(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """Rows before the text of a cache, the same in every lane, whose text the provider knows. Some
-    of the first may hold none, so that how many do is the provider's secret.
+    """Rows before the text of a cache, the same in every sequence, whose text the provider knows.
+    Some of the first rows may hold no text, so that the length of the text is the provider's
+    secret.
     """
 
     block: Block | None  # of all lanes; None: they are the first rows of the cache
@@ -59,19 +60,19 @@ class Prefix(NamedTuple):
 
     @property
     def inside(self) -> int:
-        """Return how many rows of the cache are the prefix's."""
+        """Return how many rows of the cache itself belong to the prefix."""
         return self.rows if self.block is None else 0
 
 
 def padding(hidden: Array) -> Array:
-    """Return how many rows hold no text (`hidden` below 0), as int32."""
+    """Count the rows that hold no text (`hidden` below 0), as int32."""
     return jnp.sum(hidden < 0, dtype=jnp.int32)
 
 
 class Rows(NamedTuple):
-    """n further rows of every lane: where they stand, and what each sees, which may be anything: a
-    row of an encoder sees those after it, too. That is public, or, where nobody may know which rows
-    hold the text, the client's secret, as its position is then.
+    """Positions and visibility of n further rows of every sequence. A row may see any set of rows:
+    in an encoder it also sees rows after it. Positions and visibility are both public, or, where
+    the provider may not learn which rows hold text, both the client's secret.
     """
 
     positions: Array  # int32 [lane, n]: in the text
@@ -86,7 +87,7 @@ class Rows(NamedTuple):
 
 
 def lengthened(block: Block, positions: int) -> Block:
-    """Return the block with room for more rows: `positions` in all."""
+    """Lengthen the block with unwritten rows to `positions` rows in all."""
     keys, values = (
         tuple(lengthen_rows(rows, positions=positions) for rows in part) for part in block
     )
@@ -94,9 +95,9 @@ def lengthened(block: Block, positions: int) -> Block:
 
 
 def packed(block: Block, kept: Array, positions: int, inside: int = 0) -> Block:
-    """Return a block of `positions` own rows that begins with the rows `kept` (int32 [lane, m]; -1:
-    a row of zeros) of `block`'s own; its other own rows are given up. Both blocks begin with the
-    same `inside` rows of a prefix.
+    """Return a block with `inside` prefix rows, which are copied from `block`, and `positions` rows
+    after them: first the rows number `kept` (int32 [lane, m], counted after the prefix; -1: a row
+    of zeros) of `block`, then unwritten rows. All other rows of `block` are dropped.
     """
     layers, (lanes, m) = len(block.keys), kept.shape
     whole = [*block.keys, *block.values]
@@ -122,11 +123,11 @@ def layer_blocks(
     prefix: Prefix | None, layer: int, keys: Array, values: Array, visible: Array, groups: int
 ) -> list[OwnedBlock]:
     """Return the blocks that attention of one layer goes over: the prefix, if there is one, all its
-    text visible to all lanes, and the cache's rows `keys`, `values` [lane * head, row, head_dim],
-    which may begin with the prefix's rows.
+    text visible to every sequence, and the cache's rows `keys`, `values` [lane * head, row,
+    head_dim], which may begin with the prefix's rows.
 
-    visible: [lane, n, own row]. Queries are [lane * head, groups * n, head_dim]: `groups` query
-    heads share each head of keys and values.
+    visible: [lane, n, row after the prefix]. Queries are [lane * head, groups * n, head_dim]:
+    `groups` query heads share each head of keys and values.
     """
     lanes, n, rows = visible.shape
     heads = keys.shape[0] // lanes
@@ -145,7 +146,9 @@ def layer_blocks(
 
 
 def begun(cache: Block, prefix: Block) -> Block:
-    """Return the empty `cache` with a prefix's rows as its first: shares, whoever has them."""
+    """Write a prefix's rows into the empty `cache` as its first rows; they become shares, whichever
+    party knows them.
+    """
     keys, values = (
         tuple(append(rows, first, 0) for rows, first in zip(*pair, strict=True))
         for pair in zip(cache, prefix, strict=True)
@@ -168,15 +171,17 @@ def join_heads(x: Array, lanes: int) -> Array:
 
 
 def rows_after(length: Array | int, queries: int, capacity: int) -> Rows:
-    """Return one lane's rows after the public `length`, in a cache of `capacity`, all text."""
+    """Return `queries` rows of one sequence after the public `length`, in a cache of `capacity`
+    rows, where all rows hold text; each sees all rows before it.
+    """
     positions = (length + jnp.arange(queries, dtype=jnp.int32))[None]
     return Rows(positions, see(length, queries, capacity)[None], length)
 
 
 def see(length: Array | int, queries: int, positions: int) -> Array:
-    """Return what `queries` rows that are written from the public `length` on see of `positions`
-    rows, as bool [queries, positions]: all rows before `length`, themselves, and the queries before
-    them.
+    """Return which of `positions` rows each of the `queries` rows written from the public `length`
+    on sees, as bool [queries, positions]: all rows before `length`, itself, and the queries before
+    it.
     """
     before = jnp.broadcast_to(jnp.arange(positions)[None, :] < length, (queries, positions))
     chain = jnp.tril(jnp.ones((queries, queries), bool))
@@ -184,8 +189,8 @@ def see(length: Array | int, queries: int, positions: int) -> Array:
 
 
 def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, Array]:
-    """Compute attention block by block with one shift, the maximum visible score: masses and
-    numerators add up.
+    """Compute attention block by block in plaintext, all with one shift, the largest visible score,
+    so that the masses and numerators of blocks add up.
     """
     owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
     shown = [_shown(b) for b in owned]
@@ -215,8 +220,8 @@ _attention = approximation("attention", reference=_attend, on_shares=attention_o
 
 
 def attend(query: Array, blocks: Sequence[OwnedBlock], largest_score: float) -> Any:
-    """Return attention of `query` [head, query, head_dim] (already scaled) over `blocks`, of the
-    same shape as `query`, and an int32 that is positive if something left its range. No visible
-    score is larger than `largest_score`.
+    """Return attention of `query` [head, query, head_dim] (already scaled) over `blocks`, in the
+    shape of `query`, and an int32 that is positive if a value left its range. No visible score may
+    be larger than `largest_score`.
     """
     return _attention(query, *(x for b in blocks for x in b), largest_score=largest_score)

@@ -1,4 +1,4 @@
-"""Ranges for a model from text of its owner's, in plaintext."""
+"""Calibration: a model's ranges chosen from its owner's texts, in plaintext."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ _BEGIN = "; begin every text with something public: --public-prefix TEXT, or --c
 
 
 class Seen(NamedTuple):
-    """What texts showed of every row: mean squares [norm, row] of what goes into norms, and lengths
-    [block, row] of what goes into the last matrix of each block.
-    """
+    """Sizes of activations of every row of some texts."""
 
     squares: np.ndarray
     inner: np.ndarray
@@ -34,14 +32,16 @@ class Seen(NamedTuple):
 def calibrated(
     config: ModelConfig, params: Params, texts: Sequence[np.ndarray], public: int = 0
 ) -> ModelConfig:
-    """Return `config` with ranges for these parameters. Each norm, and each block's products of
-    gates where weights do not bound them, has a range as in the texts (token ids [n] each), MARGIN
-    longer or shorter; the first norm's holds for every token's embedding; all other ranges are from
-    the weights' bounds. The residual stream is scaled down as far as its norms need; and as far as
-    what may be added to it needs, where that leaves the texts' rows above noise.
+    """Return `config` with ranges for these parameters. The range of each norm, and of each block's
+    products of gates where weights do not bound them, is what the texts (token ids [n] each) show,
+    widened by the factor MARGIN in lengths; the first norm's range also holds for every token's
+    embedding; all other ranges follow from the weights' bounds. The residual stream is scaled down
+    as far as its norms need, and further as far as the terms added to it need, while the texts'
+    rows stay above noise.
 
-    The first `public` tokens of each text are public wherever the model is used: ranges need not
-    hold for their rows, and where they do not `public_rows` says how many these are.
+    The first `public` tokens of each text are public wherever the model is used, so ranges need not
+    hold for their rows; `public_rows` is set to the number of first rows that reach up to the last
+    one outside its range.
 
     InputError for a model that cannot be served.
     """
@@ -98,8 +98,8 @@ def calibrated(
 
 
 def _misfits(squares: Sequence[np.ndarray], low: list[float], high: list[float]) -> int:
-    """Return how many first rows reach up to the last one that is out of range in a text;
-    `squares`: the mean squares [norm, row] of each text.
+    """Return the number of rows up to and including the last one that is out of range in any text,
+    0 if there is none; `squares`: the mean squares [norm, row] of each text.
     """
     lows, highs = np.array(low)[:, None], np.array(high)[:, None]
     out = np.any([np.any((s < lows) | (s >= highs), axis=0) for s in squares], axis=0)
@@ -107,15 +107,15 @@ def _misfits(squares: Sequence[np.ndarray], low: list[float], high: list[float])
 
 
 def _activation_above(bounds: Bounds) -> float:
-    """Return the largest range of activations whose comparisons need no more bits than this bound
-    (`nonlinear.activation_bits`).
+    """Return the largest range of activations whose comparisons need no more bits than the block's
+    bound does (`nonlinear.activation_bits`).
     """
     largest = max(float(2 ** math.ceil(math.log2(max(bounds.activation, 1.0) + 9)) - 9), 1.0)
     return min(largest, float(LARGEST_ACTIVATION))
 
 
 def _score_above(bound: float) -> float:
-    """Return the largest range of scores whose comparisons need no more bits than `bound`
+    """Return the largest range of scores whose comparisons need no more bits than `bound` does
     (`nonlinear.score_bits`).
     """
     return float(2 ** math.ceil(math.log2(max(bound, 1.0) + 1)) - 1)
@@ -127,8 +127,8 @@ def _power(x: float, rounded: Callable[[float], int]) -> float:
 
 
 def _embeddings(config: ModelConfig, weights: Any) -> np.ndarray:
-    """Return the extreme mean squares of embeddings: of all tokens, at all positions that may be
-    secret.
+    """Return, for every position that may be secret, the least and the largest mean square of an
+    embedding over all tokens.
     """
     tokens, positions = (table.astype(np.float64) for table in tables_of(weights, config))
     squares = np.sum(tokens**2, axis=1)
@@ -140,7 +140,7 @@ def _embeddings(config: ModelConfig, weights: Any) -> np.ndarray:
 
 
 def activations(config: ModelConfig, weights: Any, tokens: np.ndarray) -> Seen:
-    """Return what every row of a text [n] shows, in plaintext."""
+    """Run the model on a text [n] in plaintext and return the sizes of its activations."""
     squares: list[jax.Array] = []
     inner: list[jax.Array] = []
 
@@ -161,5 +161,5 @@ def activations(config: ModelConfig, weights: Any, tokens: np.ndarray) -> Seen:
 
 
 def together(seen: Sequence[Seen]) -> Seen:
-    """Return what the rows of all texts show, as one `Seen`."""
+    """Concatenate what several texts show, row after row."""
     return Seen(*(np.concatenate(parts, axis=1) for parts in zip(*seen, strict=True)))

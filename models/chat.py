@@ -1,8 +1,8 @@
-"""Chats as text: the template of a model directory, and what of a rendered chat is public.
+"""Chats as text: the template of a model directory, and which part of a rendered chat is public.
 
 A template is a program that somebody else wrote. `Template.render` runs it in jinja2's sandbox,
-which keeps it from objects of Python, and not from taking long: who does not know where a template
-comes from renders it in a process that may be ended (`spu_llm.service.rendering`).
+which keeps it from Python objects but does not limit its running time: a template of unknown origin
+is rendered in a process that can be ended (`spu_llm.service.rendering`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True)
 class Message:
-    """A turn of a chat. role: "system", "user" or "assistant"."""
+    """A turn of a chat."""
 
     role: str
     content: str
@@ -43,8 +43,8 @@ Render = Callable[[Sequence[Message]], str]  # all of a chat, up to where an ans
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template as `transformers` has it: Jinja source, and the tokens' text that it may
-    name.
+    """A chat template as `transformers` defines it: Jinja source, and the texts of the special
+    tokens that it may name.
     """
 
     source: str
@@ -53,7 +53,7 @@ class Template:
 
     @staticmethod
     def load(directory: Path) -> Template:
-        """Return the template of a model directory (`of_model`). InputError when there is none, or
+        """Return the template of a model directory (`of_model`). InputError when there is none or
         it cannot be used.
         """
         if (template := Template.of_model(directory)) is None:
@@ -80,8 +80,8 @@ class Template:
         return Template(source, *tokens)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Return the text of a chat that the model goes on with, by the template. InputError for a
-        template that is wrong or refuses these messages.
+        """Return the text of a chat, up to where the model's answer begins. InputError for a
+        template that fails or refuses these messages.
         """
         # Only chats need it.
         import jinja2.ext
@@ -108,12 +108,12 @@ class Template:
 
 
 def cut(render: Render, messages: Sequence[Message]) -> tuple[str, str]:
-    """Return the rendered chat as its public head, which the template and the roles alone say, and
-    the rest, which begins with the first word of `messages`, all of them secret.
+    """Split the rendered chat into its public head, which follows from the template and the roles
+    alone, and the secret rest, which begins with the first word of `messages`.
 
-    The provider wrote the template and learns the length of the rest. So InputError unless that is
-    what the template adds by the roles and, between, the words as they are; blanks at their ends
-    and an answer's thoughts may be left out.
+    The provider wrote the template and learns the length of the rest. InputError therefore unless
+    the rest consists of what the template adds for the roles and, in between, the messages' words
+    as they are; the template may leave out blanks at their ends and an answer's thoughts.
     """
     marks = [_MARK % number for number in range(len(messages))]
     marked = render([Message(m.role, mark) for m, mark in zip(messages, marks, strict=True)])
@@ -132,7 +132,7 @@ def cut(render: Render, messages: Sequence[Message]) -> tuple[str, str]:
 
 
 def _written(message: Message) -> set[str]:
-    """Return how a template may write a message's words."""
+    """Return the forms in which a template may write a message's words."""
     forms = {message.content}
     if message.role == "assistant":
         forms.add(message.content.rpartition(_THOUGHT)[2])
@@ -140,8 +140,8 @@ def _written(message: Message) -> set[str]:
 
 
 def going_on(before: str, answer: str, after: str) -> str | None:
-    """Return what a chat's text has gained since the model's `answer` to the rendered `before`, by
-    the rendered `after`. None where the template writes what was there before in another way.
+    """Return the text that the rendered chat `after` adds to the rendered chat `before` and the
+    model's `answer` to it. None where the template writes the earlier part differently.
     """
     so_far = before + answer
     return after[len(so_far) :] if after.startswith(so_far) else None
@@ -155,7 +155,7 @@ def _text_of(path: Path) -> str:
 
 
 def _stated(path: Path, config: Any) -> str | None:
-    """Return the template in a `tokenizer_config.json`, of several the one named "default"."""
+    """Return the template in a `tokenizer_config.json`: of several, the one named "default"."""
     stated = config.get("chat_template") if isinstance(config, dict) else None
     if isinstance(stated, list):
         named = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}

@@ -1,4 +1,4 @@
-"""Fields of a `config.json`: what families read of them, and refuse by name."""
+"""Fields of a `config.json`: reading them, and refusing unsupported values by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spu_llm.core.json_values import shown
 
 
 def check_switches(raw: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Raise InputError when a switch has another value than the one that is computed."""
+    """Raise InputError when a switch has another value than the supported one in `fixed`."""
     for name, supported in fixed.items():
         value = raw.get(name, supported)
         if type(value) is not type(supported) or value != supported:
@@ -21,7 +21,7 @@ def check_switches(raw: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
 
 
 def positive_int(raw: Mapping[str, Any], name: str) -> int:
-    """Return a size; InputError when it is none."""
+    """Return a size; InputError when it is not a positive integer."""
     value = raw.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"has {name} = {shown(value)}; it must be a positive integer")
@@ -29,7 +29,7 @@ def positive_int(raw: Mapping[str, Any], name: str) -> int:
 
 
 def fraction(raw: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number between 0 and 1; InputError for others."""
+    """Return a number strictly between 0 and 1; InputError for any other value."""
     value = raw.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
         raise InputError(f"has {name} {shown(value)}; it must be between 0 and 1")

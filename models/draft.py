@@ -1,6 +1,6 @@
-"""Drafting, in the clear at the client: by its own public model, with a key/value cache of its own.
+"""Drafting, in the clear at the client, by its own public model with a key/value cache.
 
-What drafts is a `Proposer`; another one, which needs no model, is in `models.ngrams`.
+A `Proposer` drafts; the one in `models.ngrams` needs no model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ WIDTH = 8
 
 
 class Proposer:
-    """Proposes tokens after a text. Subclasses say by which logits; which these are follows from
-    the tokens before alone, so that every draft has the distribution that `pick` says it has.
+    """Proposes tokens after a text. Subclasses define the logits, which depend on the tokens before
+    alone, so that every draft has the distribution that `pick` returns for it.
     """
 
     @property
@@ -37,12 +37,12 @@ class Proposer:
         raise NotImplementedError
 
     def logits(self, tokens: list[int]) -> np.ndarray:
-        """Return logits [vocab] of the token after `tokens`; -inf: certainly not this one."""
+        """Return logits [vocab] of the token after `tokens`; -inf for a token of probability 0."""
         raise NotImplementedError
 
     def propose(self, context: list[int], count: int, pick: Pick) -> tuple[list[int], np.ndarray]:
-        """Return `count` drafts after `context` (token ids), and the distributions they were drawn
-        from, float64 [count, vocab].
+        """Draw `count` drafts after `context` (token ids); return them and the distributions they
+        were drawn from, float64 [count, vocab].
         """
         drafts: list[int] = []
         q = np.zeros((count, self.vocab_size))
@@ -56,8 +56,9 @@ class Proposer:
 class Drafter(Proposer):
     """A public model that proposes tokens after a context of up to `capacity` tokens.
 
-    The cache follows the context it is given: tokens it has already seen are kept, rejected ones
-    roll back by moving the length. Compiled when it is made, for one shape.
+    The cache follows the context it is given: rows of tokens that it has already seen are kept, and
+    rejected tokens are rolled back by setting the length back. The constructor compiles the model,
+    for one shape.
     """
 
     config: ModelConfig
@@ -77,7 +78,7 @@ class Drafter(Proposer):
         return self.config.vocab_size
 
     def logits(self, tokens: list[int]) -> np.ndarray:
-        """Return logits [vocab] after `tokens`, feeding only what the cache does not hold."""
+        """Return logits [vocab] after `tokens`, feeding only tokens that the cache lacks."""
         same = len(os.path.commonprefix([self._seen, tokens[:-1]]))
         self._seen = self._seen[:same]
         for start in range(same, len(tokens), WIDTH):
@@ -101,8 +102,8 @@ def _draft_step(
     length: jax.Array,
     last: jax.Array,
 ) -> tuple[jax.Array, Block]:
-    """Return logits [vocab] after tokens[last], and the cache with all tokens; what follows `last`
-    is seen by none of the tokens before, and its rows are written over.
+    """Return logits [vocab] after tokens[last], and the cache with all tokens. Tokens after `last`
+    are padding: no token before them sees them, and later calls write over their rows.
     """
     family, at = family_of(config), rows_after(length, tokens.shape[0], cache.positions)
     # Those that only fill up may stand past the context.

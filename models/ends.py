@@ -1,5 +1,5 @@
-"""The client's ends of a split model, in the clear, each with a key/value cache that follows the
-text.
+"""The client's layers of a split model (front and back), in the clear, each with a key/value cache
+that follows the text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from models.split import Split, front
 class Ends:
     """Front and back for one text of up to `capacity` rows, drafts included.
 
-    Rows of rejected drafts are taken back by writing over them: a row is written to its position in
-    the text. One program for every number of rows, whatever was accepted before.
+    A row is written to its position in the text, so later rows write over rows of rejected drafts.
+    There is one program for every number of rows, however many drafts were accepted before.
     """
 
     config: ModelConfig
@@ -42,15 +42,17 @@ class Ends:
         self._down = jax.jit(partial(_down, self.config), static_argnames="last")
 
     def up(self, tokens: Sequence[int], at: int) -> np.ndarray:
-        """Return the rows float32 [n, d] that go to the middle, of tokens from `at` on."""
+        """Run the front on tokens that stand at position `at` and after; return the rows float32
+        [n, d] that go to the middle.
+        """
         rows, self._caches[0] = self._up(
             self._front, np.array(tokens, np.int32), self._caches[0], np.int32(at)
         )
         return np.asarray(rows)
 
     def down(self, rows: np.ndarray, at: int, last: int) -> np.ndarray:
-        """Return logits [last, vocab] of the last of the rows [n, d] that came from the middle and
-        stand at the positions from `at` on.
+        """Run the back on rows [n, d] that came from the middle and stand at position `at` and
+        after; return logits [last, vocab] of the last ones.
         """
         logits, self._caches[1] = self._down(
             self._back, rows, self._caches[1], np.int32(at), last=last
@@ -58,7 +60,7 @@ class Ends:
         return np.asarray(logits)
 
     def rehearse(self, count: int, at: int) -> None:
-        """Do as much work as a step of `count` rows at `at` takes, and change nothing."""
+        """Do the work of a step of `count` rows at position `at` without changing the caches."""
         caches = list(self._caches)
         rows = self.up([0] * count, at)
         self.down(rows, at, count)
@@ -81,7 +83,7 @@ def _up(
 def _down(
     config: ModelConfig, weights: Params, x: jax.Array, cache: Block, at: jax.Array, *, last: int
 ) -> tuple[jax.Array, Block]:
-    """Run `models.split.back`, with the head on the `last` last rows alone."""
+    """Run `models.split.back` with the head on the last `last` rows only."""
     family, rows = family_of(config), _rows(config, at, x.shape[0], cache)
     normed, cache, _ = family.forward(weights, config, x, rows, cache)
     return family.head(weights, normed[x.shape[0] - last :]), cache

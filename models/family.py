@@ -1,14 +1,15 @@
-"""What a model family is to everything outside `models/`: one record, which says where a family
-differs from others, and the forward that all have.
+"""Model families: one record, `Family`, with what differs between families, and the forward that
+all families share.
 
-A family is a module with its `FAMILY` record, named in `_MODULES` by the `model_type` of
+A family is a module with its `FAMILY` record, listed in `_MODULES` under the `model_type` of
 `config.json`. Its models are blocks on a residual stream, each an attention and a feed-forward
 layer behind norms, and a head. They are computed on weights that were folded first: matrices
-{"weight": [k, m]}, with "bias" [m] where there is one, under "blocks" (a list of dicts, "qkv",
-"out" and those of the feed-forward layer) and "head"; how tokens are embedded is the family's own.
+{"weight": [k, m]}, with "bias" [m] where there is one, under "blocks" (a list of dicts with "qkv",
+"out" and the matrices of the feed-forward layer) and "head"; the weights that embed tokens are
+particular to the family.
 
-Shapes: a forward takes n rows of each of L *lanes*, sequences with cache rows of their own that go
-through the model together: linear layers, norms and comparisons are of all L n rows at once.
+Shapes: a forward takes n rows of each of L *lanes*: sequences with separate cache rows that go
+through the model together. Linear layers, norms and comparisons take all L n rows at once.
 """
 
 from __future__ import annotations
@@ -93,22 +94,22 @@ class ModelConfig(Ranges):
 
     @classmethod
     def size_names(cls) -> list[str]:
-        """Return the names of the fields with a model's sizes, which have no default."""
+        """Return the names of the fields with a model's sizes: those without a default."""
         return [f.name for f in dataclass_fields(cls) if f.default is MISSING]
 
     @property
     def norm_epsilon(self) -> float:
-        """Return what is added to mean squares of the scaled residual stream."""
+        """Return the term that norms add to mean squares of the scaled residual stream."""
         return float(getattr(self, self.epsilon_name)) * 4.0**-self.stream_shift
 
     @property
     def layers(self) -> int:
-        """Return the number of blocks, each with a cache of its own."""
+        """Return the number of blocks, each of which has a cache."""
         return int(getattr(self, self.layers_name))
 
     @property
     def context(self) -> int:
-        """Return how many positions a text has at most."""
+        """Return the largest number of positions of a text."""
         return int(getattr(self, self.context_name))
 
     @property
@@ -118,7 +119,7 @@ class ModelConfig(Ranges):
 
     @property
     def kv_heads(self) -> int:
-        """Return the number of heads of keys and values, which are the cache's."""
+        """Return the number of heads of keys and values, which the cache has."""
         raise NotImplementedError
 
     @property
@@ -139,8 +140,8 @@ class ModelConfig(Ranges):
         unchecked: Unchecked | None = None,
     ) -> tuple[Array, Array]:
         """Return the rows x [n, d] of the residual stream, normalised by norm number `site` and
-        times `gain`; and a count (int32) of what left the range, in x or in the `unchecked` rows,
-        which this norm's messages check.
+        times `gain`; and a count (int32) of rows outside their range, of x or of `unchecked`, which
+        this norm's messages check, too.
         """
         low, high = self.norm_range(site)
         others = () if unchecked is None else (unchecked,)
@@ -156,11 +157,13 @@ class ModelConfig(Ranges):
         return normed, outside
 
     def with_layers(self, count: int) -> Any:
-        """Return this shape with another number of blocks: the first ones, or all over and over."""
+        """Return this shape with `count` blocks: the first ones, or all of them repeated."""
         return self.with_blocks([i % self.layers for i in range(count)])
 
     def with_blocks(self, numbers: Sequence[int]) -> Any:
-        """Return this shape with the blocks `numbers`, and their ranges, before the last norm."""
+        """Return this shape with the blocks number `numbers` and their ranges, in this order, and
+        the last norm.
+        """
 
         def of_blocks(name: str) -> ranges.Each:
             values: ranges.Each = getattr(self, name)
@@ -181,18 +184,20 @@ class ModelConfig(Ranges):
         return replace(self, **fields)
 
     def with_context(self, positions: int) -> Any:
-        """Return this shape for texts of `positions` positions at most."""
+        """Return this shape for texts of at most `positions` positions."""
         fields: dict[str, Any] = {self.context_name: positions}
         return replace(self, **fields)
 
     def after(self, rows: int, tokens: int) -> Any:
-        """Return this shape for what comes after so many rows, `tokens` or more with text."""
+        """Return this shape for the text after `rows` rows, of which at least `tokens` hold text:
+        the context is shorter by `rows`, and `public_rows` less by `tokens`.
+        """
         left = replace(self, public_rows=max(0, self.public_rows - tokens))
         return left.with_context(self.context - rows)
 
     def check_public(self, tokens: int, words: str) -> None:
-        """Raise InputError, which ends with what to do in `words`, unless the ranges hold after
-        `tokens` first tokens of a text, which are public.
+        """Raise InputError, which ends with the advice `words`, unless the ranges hold for all
+        tokens of a text but the first `tokens`, which are public.
         """
         if tokens < self.public_rows:
             raise InputError(
@@ -201,7 +206,7 @@ class ModelConfig(Ranges):
             )
 
     def widened(self, factor: int) -> Any:
-        """Return this shape, `factor` times as wide, with more heads of the same size."""
+        """Return this shape `factor` times as wide, with more heads of the same size."""
         return replace(self, **{name: factor * getattr(self, name) for name in self.width_names})
 
     def shape(self) -> dict[str, Any]:
@@ -209,7 +214,7 @@ class ModelConfig(Ranges):
         return {k: v for k, v in asdict(self).items() if k not in ranges.NAMES}
 
     def asdict(self) -> dict[str, int | float | str]:
-        """Return all fields and the family's tag, as scalars: several numbers as a comma list."""
+        """Return all fields and the family's tag as scalars: a tuple becomes a comma list."""
         given = {
             k: ",".join(map(repr, v)) if isinstance(v, tuple) else v
             for k, v in asdict(self).items()
@@ -217,7 +222,7 @@ class ModelConfig(Ranges):
         return {"family": self.family, **given}
 
     def empty_cache(self, positions: int, lanes: int = 1) -> Block:
-        """Return a cache with room for `positions` rows of every lane: zeros (float32)."""
+        """Return a cache with room for `positions` rows of every sequence: zeros (float32)."""
         shape = lanes * self.kv_heads, positions, self.head_dim
         zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in range(self.layers))
         return Block(zeros, zeros)
@@ -230,8 +235,8 @@ _INNER = "rows of gates in block {}"
 
 @dataclass
 class Layer:
-    """One block of a model in a forward: its matrices, and its rows of the cache, which `write`
-    adds to.
+    """One block of a model during a forward: its matrices, and its part of the cache, which `write`
+    adds rows to.
     """
 
     number: int
@@ -257,13 +262,15 @@ class Layer:
         return product + matrix["bias"] if "bias" in matrix else product
 
     def inner(self, name: str, x: Array) -> Array:
-        """Return `linear` of rows as short as the ranges say, which the next norm checks."""
+        """Return `linear` of x, whose rows the next norm checks for their length where the ranges
+        limit it.
+        """
         if longest := ranges.of_site(self.config.longest_inner, self.number):
             self.unchecked = x, longest
         return self.linear(name, x)
 
     def write(self, key: Array, value: Array) -> None:
-        """Put the keys and values [L head, n, head_dim] of the rows into the cache."""
+        """Write the keys and values [L head, n, head_dim] of the rows into the cache."""
         at = self.rows.at
         if self.prefix is not None and self.prefix.inside:
             at = at + self.prefix.inside
@@ -271,9 +278,9 @@ class Layer:
         self.values = append_rows(self.values, value, at)
 
     def attend(self, query: Array) -> Array:
-        """Return the attention output [L n, heads * head_dim] of queries [L heads, n, head_dim], n
-        being 1 where one row goes on. Where there are more query heads than heads of keys and
-        values, query heads next to each other share one.
+        """Return the attention output [L n, heads * head_dim] of queries [L heads, n, head_dim]; n
+        is 1 in the result where only one row goes on (`ends`). Where there are more query heads
+        than heads of keys and values, neighbouring query heads share one.
         """
         visible = self.rows.visible
         if self.ends is not None:
@@ -292,30 +299,31 @@ class Layer:
 
 @dataclass(frozen=True)
 class Family:
-    """Where a family differs from others. `config` is of its own class everywhere.
+    """What differs between model families. Every `config` is an instance of the family's config
+    class.
 
     parse(raw)              -> config, from the fields of `config.json`. InputError, without a path,
-                            for what is not this very model.
-    describe(config)        -> those fields, as the transformers library writes them.
-    names                   of tensors in a checkpoint, with their paths in `Params`; {} stands for
-                            the layer number. The token embedding comes first. What a model has no
-                            path for (a tied head) it lacks.
-    prefix                  of most names; a checkpoint of the model without its head lacks it.
+                            for a model that the family does not compute.
+    describe(config)        -> the fields of `config.json` as the transformers library writes them.
+    names                   tensors' names in a checkpoint, with their paths in `Params`; {} stands
+                            for the layer number. The token embedding comes first. A tensor whose
+                            path `Params` lacks (a tied head) is not in the model.
+    prefix                  prefix of most names; checkpoints of a model without its head lack it.
     transposed              last parts of the paths of tensors that checkpoints hold transposed.
     init(config, key)       -> random parameters (float32).
-    fold(params, config)    -> weights: the same model in fewer operations, plaintext work of
-                            whoever has the parameters.
-    bounds(block, config)   -> what activations of a block with these folded weights can reach, for
-                            every input whatever (`models.ranges`).
+    fold(params, config)    -> weights: the same model in fewer operations, a plaintext computation
+                            of whoever has the parameters.
+    bounds(block, config)   -> the largest sizes that activations of a block with these folded
+                            weights can reach, for any input (`models.ranges`).
     embeddings(weights)     -> tables of tokens [vocab, d] and of positions [m, d], whose sums go
                             into the first block; one row of zeros where positions enter later.
     embed(weights, config, tokens, positions, *, start, hidden)
         -> rows [n, d]. tokens: ids [n] known in the clear, or one-hot rows [n, vocab]. positions:
-        int32 [n], counted from `start`, which is public or the provider's; `hidden` says that they
-        are the client's secret. `forward` has positions again, in `rows`: there it is enough that
-        they differ as those in the text do.
+        int32 [n], counted from `start`, which is public or the provider's secret; `hidden`: they
+        are the client's secret. `forward` also takes positions, in `rows`: there only their
+        differences must be those in the text.
     attention(x, layer), mlp(x, layer)
-        -> what a block adds to the residual stream, [L n, d], of its normalised rows x [L n, d].
+        -> what the layer adds to the residual stream, [L n, d], given normalised rows x [L n, d].
     angles(config, rows)    -> what attention needs of positions that enter in every block.
     """
 
@@ -346,15 +354,15 @@ class Family:
         normalise: Callable[..., tuple[Array, Array]] = rms_norm,
         ends: tuple[int, ...] | None = None,
     ) -> tuple[Array, Block, Outside]:
-        """Return normalised rows [L n, d], times the public `scale`, for `head`; the cache with
-        keys and values of the rows written; and counts of what left the range of a function on
-        shares, for `protocols.functions.in_range`.
+        """Run all blocks and the last norm. Return normalised rows [L n, d], times the public
+        `scale`, for `head`; the cache with the rows' keys and values written; and counts of values
+        outside the range of a function on shares, for `protocols.functions.in_range`.
 
-        x [L n, d] is the embedding of the rows, which `rows` says the place of; all text of
-        `prefix` is visible. `normalise` stands in for the norm of the ranges, in plaintext. A
-        caller takes rows back by writing over them and not showing them. `ends`: of each lane, the
-        row that alone is wanted, so that the last block has keys and values of all rows and the
-        rest of that one; rows are then [L, d].
+        x [L n, d] is the embedding of the rows, whose positions and visibility `rows` gives; all
+        text of `prefix` is visible. `normalise` replaces the norm on shares, in plaintext. A caller
+        rolls rows back by writing over them and leaving them invisible. `ends`: the one row of each
+        sequence whose result is wanted; the last block then computes keys and values of all rows
+        but the rest for that row only, and the rows returned are [L, d].
         """
         x, written, outside, unchecked = self._through(
             weights["blocks"], config, x, rows, cache, prefix, normalise, ends
@@ -374,10 +382,9 @@ class Family:
         normalise: Callable[..., tuple[Array, Array]] = rms_norm,
         first: int = 0,
     ) -> tuple[Array, Block, Outside]:
-        """Run these folded blocks alone, with a cache of as many layers: return rows [L n, d] of
-        the residual stream as they leave the last block, and the cache and counts as `forward`
-        does. `config` has the ranges of these blocks; `first`: the number in the model of the first
-        one.
+        """Run only the folded `blocks`, with a cache of as many layers. Return rows [L n, d] of the
+        residual stream after the last block, and the cache and counts as `forward` does. `config`
+        has ranges for exactly these blocks; `first`: the number in the model of the first one.
         """
         x, written, outside, unchecked = self._through(
             blocks, config, x, rows, cache, prefix, normalise, first=first
@@ -399,7 +406,7 @@ class Family:
         ends: tuple[int, ...] | None = None,
         first: int = 0,
     ) -> tuple[Array, Block, Outside, Unchecked | None]:
-        """Run blocks as `through` does; return, too, what no norm has checked yet."""
+        """Run blocks as `through` does; return also the rows that no norm has checked yet."""
         outside: Outside = {}
         angles = self.angles(config, rows)
         unchecked: Unchecked | None = None
@@ -434,7 +441,9 @@ class Family:
         return x, written, outside, unchecked
 
     def head(self, weights: Params, rows: Array, scale: float = 1.0) -> Array:
-        """Return logits [n, vocab], times `scale`, of rows that `forward` gave times `scale`."""
+        """Return logits [n, vocab] times `scale`; `rows` are as `forward` returns them, times
+        `scale`.
+        """
         with jax.named_scope("head"):
             matrix = weights["head"]
             product = dense(rows, matrix["weight"], label="head")
@@ -442,12 +451,14 @@ class Family:
 
 
 def _norm_name(block: int, name: str, unchecked: Unchecked | None) -> str:
-    """Return a norm's name, with the block before it whose rows the norm's messages check, too."""
+    """Return the name of a norm of a block, together with the site in the block before it that the
+    norm's messages also check, if any.
+    """
     return name if unchecked is None else f"{name} or {_INNER.format(block - 1)}"
 
 
 def one_row(x: Array, ends: Sequence[int]) -> Array:
-    """Take from every lane the row that `ends` says: [L head, 1, d] of [L head, n, d]."""
+    """Take row `ends`[i] of sequence i: [L head, n, d] -> [L head, 1, d]."""
     heads = x.shape[0] // len(ends)
     parts = [x[i * heads : (i + 1) * heads, end : end + 1] for i, end in enumerate(ends)]
     return jnp.concatenate(parts)
@@ -468,7 +479,9 @@ def family_named(tag: object) -> Family:
 
 
 def config_from(fields: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration that `ModelConfig.asdict` gave; ValueError for any other fields."""
+    """Return the configuration with the fields of `ModelConfig.asdict`. ValueError for any other
+    fields.
+    """
     rest = dict(fields)
     try:
         kind = family_named(rest.pop("family", None)).config
@@ -489,8 +502,8 @@ def weight_shapes(config: ModelConfig) -> Any:
 
 
 def bounds_of(weights: Any, config: ModelConfig) -> ModelBounds:
-    """Return what activations on shares can reach with these folded weights. InputError for weights
-    that are no numbers.
+    """Return the largest sizes that activations on shares can reach with these folded weights.
+    InputError for NaN or infinite weights.
     """
     blocks = bounds_of_blocks(weights["blocks"], config)
     tokens, positions = tables_of(weights, config)
@@ -505,16 +518,16 @@ def bounds_of(weights: Any, config: ModelConfig) -> ModelBounds:
 
 
 def tables_of(weights: Any, config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tables that embed tokens [vocab, d], and positions [m, d] that may be secret, as
-    `Family.embeddings` has them.
+    """Return the tables of `Family.embeddings` that embed tokens [vocab, d] and those positions [m,
+    d] that may be secret.
     """
     tokens, positions = map(np.asarray, family_of(config).embeddings(weights))
     return tokens, positions[config.public_rows :] if len(positions) > 1 else positions
 
 
 def bounds_of_blocks(blocks: Sequence[Params], config: ModelConfig) -> list[Bounds]:
-    """Return what activations on shares can reach in each of these folded blocks. InputError for
-    weights that are no numbers.
+    """Return the largest sizes that activations on shares can reach in each folded block.
+    InputError for NaN or infinite weights.
     """
     _check_finite(blocks)
     bounds = [family_of(config).bounds(block, config) for block in blocks]
@@ -534,8 +547,8 @@ def check_ranges(weights: Any, config: ModelConfig) -> None:
 
 
 def logits(params: Params, config: ModelConfig, tokens: Array) -> Array:
-    """Return logits [n, vocab], less their mean over the vocabulary, of a whole token sequence [n]
-    without a cache; weights not folded.
+    """Return logits [n, vocab], less their mean over the vocabulary, of a whole token sequence [n],
+    without a cache and from parameters that are not folded.
     """
     n, family = tokens.shape[0], family_of(config)
     weights = family.fold(params, config)

@@ -1,8 +1,9 @@
-"""The files of a model directory: which there are, where they may lie, and the JSON in them.
+"""The files of a model directory: their names, where they may lie, and how their JSON is read.
 
 A directory may come from anybody. A link in it is followed within the directory and to the blobs of
 the same model in a Hugging Face cache (models--NAME/snapshots/REVISION/FILE leads to
-models--NAME/blobs), and nowhere else. JSON has a bounded size and depth, and each name once.
+models--NAME/blobs), and nowhere else. JSON is refused beyond a size and depth, or when an object
+has a name twice.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ _ALL = (
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Return where the files that are read of a model directory lie, links followed. InputError
-    when one leads out of it.
+    """Return the paths, links followed, of those files of a model directory that are read.
+    InputError when a link leads out of the directory.
     """
     shards = () if (directory / WEIGHTS_FILE).exists() else (shards_of(directory) or {}).values()
     names = (*_ALL, *sorted(set(shards)))
@@ -56,8 +57,8 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def shards_of(directory: Path) -> dict[str, str] | None:
-    """Return which file of a directory each tensor is in, None where there is no index. InputError
-    when it cannot be read.
+    """Return the name of the file that holds each tensor of a model directory, None where there is
+    no index. InputError when the index cannot be read.
     """
     path = Path(directory) / INDEX_FILE
     if not path.exists():
@@ -78,8 +79,8 @@ def shards_of(directory: Path) -> dict[str, str] | None:
 
 
 def place_of(path: Path) -> Path:
-    """Return where a file of a model directory lies, links followed. InputError when they lead out
-    of the directory.
+    """Return the path of a file of a model directory, links followed. InputError when a link leads
+    out of the directory.
     """
     place, directory = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [directory]
@@ -94,14 +95,14 @@ def place_of(path: Path) -> Path:
 
 
 def read_json(path: Path, if_missing: str) -> Any:
-    """Return what a JSON file of a model directory holds. InputError when it cannot be read;
-    `if_missing` says what to do when it is not there.
+    """Return the content of a JSON file of a model directory. InputError when it cannot be read;
+    `if_missing` says what to do when it is missing.
     """
     return parsed(path, read_file(path, if_missing))
 
 
 def read_file(path: Path, if_missing: str) -> bytes:
-    """Return the bytes of a file of a model directory other than its weights. InputError as of
+    """Return the bytes of a file of a model directory other than its weights; errors of
     `read_json`.
     """
     if not path.parent.is_dir():
@@ -122,7 +123,7 @@ def read_file(path: Path, if_missing: str) -> bytes:
 
 
 def parsed(path: Path, data: bytes) -> Any:
-    """Return the JSON in `data`, which is called `path` in the InputError when it is none."""
+    """Return the JSON value in `data`. InputError, which calls it `path`, when it is not valid."""
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=names_once)
     except ValueError as error:

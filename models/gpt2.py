@@ -1,7 +1,7 @@
-"""GPT-2 in JAX: config, folded weights, a block, what bounds it, the checkpoint.
+"""GPT-2 in JAX: config, folded weights, a block, the bounds of its activations, the checkpoint.
 
 Written for unbatched rows [n, ...] so that prefill, drafting, verification and training (through
-`jax.vmap`) run the same lines. The forward through all blocks is that of `models.family`.
+`jax.vmap`) run the same lines. The forward through all blocks is in `models.family`.
 
 Source: Radford et al. 2019; numerics follow the `transformers` implementation (tied head,
 tanh-approximated GELU).
@@ -140,14 +140,15 @@ def init_params(config: GPT2Config, key: Array) -> GPT2Params:
 
 
 def fold(params: GPT2Params, config: GPT2Config) -> GPT2Weights:
-    """Return weights of the same model in fewer operations, the provider's own plaintext work.
+    """Fold parameters into weights that compute the same model in fewer operations; a plaintext
+    computation of the provider's.
 
     - Gains and biases of the norms, and the attention's scale, go into the matrix that follows. The
       head is tied to the embedding.
-    - Whatever is added to the residual stream is centred over its width, so that the stream has
-      mean zero and LayerNorm is a division by the root mean square.
-    - Logits are centred over the vocabulary: the same distribution, and a smaller spread.
-    - The residual stream is scaled by 2^-stream_shift, which the norms take out again.
+    - All terms added to the residual stream are centred over its width, so that the stream has mean
+      zero and LayerNorm is a division by the root mean square.
+    - Logits are centred over the vocabulary: the distribution is the same and the spread smaller.
+    - The residual stream is scaled by 2^-stream_shift, which the norms undo.
     """
     scale = 2.0**-config.stream_shift
 
@@ -187,7 +188,7 @@ def embed(
     start: Array | int = 0,
     hidden: bool = False,
 ) -> Array:
-    """Embed tokens as `Family` says. Tokens and positions that are both secret take one product."""
+    """Embed tokens; see `Family`. Tokens and positions that are both secret take one product."""
     if tokens.ndim == 1:
         return weights["wte"][tokens] + weights["wpe"][positions + start]
     if not hidden:
@@ -205,7 +206,7 @@ def _embeddings(weights: GPT2Weights) -> tuple[Any, Any]:
 
 
 def attention(x: Array, layer: Layer) -> Array:
-    """Return what attention adds to the residual stream, as `Family` says."""
+    """Return what attention adds to the residual stream; see `Family`."""
     query, key, value = (
         split_heads(part, layer.lanes, layer.config.n_head)
         for part in jnp.split(layer.linear("qkv", x), 3, axis=-1)
@@ -215,7 +216,7 @@ def attention(x: Array, layer: Layer) -> Array:
 
 
 def mlp(x: Array, layer: Layer) -> Array:
-    """Return what the feed-forward layer adds to the residual stream, as `Family` says."""
+    """Return what the feed-forward layer adds to the residual stream; see `Family`."""
     bits = activation_bits(of_site(layer.config.largest_activation, layer.number))
     return layer.inner("proj", gelu(layer.linear("fc", x), bits=bits))
 
@@ -224,7 +225,7 @@ def mlp(x: Array, layer: Layer) -> Array:
 
 
 def bounds(block: FoldedBlock, config: GPT2Config) -> Bounds:
-    """Return what activations of a block can reach, as `Family` says."""
+    """Return the largest sizes that activations of a block can reach; see `Family`."""
     d, heads = config.n_embd, config.n_head
     matrices = block["qkv"], block["out"], block["fc"], block["proj"]
     qkv, out, fc, proj = map(Linear.of, matrices)

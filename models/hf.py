@@ -1,11 +1,11 @@
-"""Model directories in the Hugging Face layout: `config.json`, `model.safetensors` or several of
-these with an index (`models.shards`), and `tokenizer.json`; beside them `ranges.json`, where the
-model's ranges were chosen (`models.calibration`).
+"""Model directories in the Hugging Face layout: `config.json`, `model.safetensors` or several such
+files with an index (`models.shards`), `tokenizer.json`, and, for a calibrated model
+(`models.calibration`), `ranges.json`.
 
 Weights are stored as float16, bfloat16 or float32 and come into memory as float32 numpy arrays. A
-model has the vocabulary of the tokenizer beside it: rows of its embedding and its head that no
-token has, which most published models are filled up with, are left out, so nothing can draw them.
-Whatever is wrong with a directory is one InputError that names the path and says what to do.
+model has the vocabulary of its directory's tokenizer: the rows of embedding and head without a
+token, with which most published models are padded, are left out, so that none can be drawn. Any
+fault of a directory is one InputError that names the path and says what to do.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ HEAD = "lm_head.weight"  # in a checkpoint; of a tied head a copy may be there
 
 
 def load_config(directory: Path, ranges_file: Path | None = None) -> ModelConfig:
-    """Return the shape that `directory/config.json` declares, with the vocabulary of
-    `directory/tokenizer.json` and the ranges in `directory/ranges.json` if there are such, or those
-    in `ranges_file`, without reading weights.
+    """Return the shape in `directory/config.json`, with the vocabulary of
+    `directory/tokenizer.json`, if it exists, and the ranges in `ranges_file`, if given, or else in
+    `directory/ranges.json`, if it exists. Weights are not read.
     """
     config = _stored_config(directory, ranges_file)
     return replace(config, vocab_size=_vocabulary(directory, config))
 
 
 def _stored_config(directory: Path, ranges_file: Path | None) -> ModelConfig:
-    """Return the shape and the ranges that `load_config` says, with as many rows of the vocabulary
-    as the weights have.
+    """Return the configuration of `load_config`, but with the weights' vocabulary size, padding
+    included.
     """
     config = _stored_shape(directory)
     stored = ranges_file or Path(directory) / RANGES_FILE
@@ -63,7 +63,7 @@ def _stored_shape(directory: Path) -> ModelConfig:
 
 
 def _vocabulary(directory: Path, config: ModelConfig) -> int:
-    """Return how many tokens a model has. InputError when it has too few rows for them."""
+    """Return the number of tokens of a model. InputError when its weights have fewer rows."""
     tokens = tokens_beside(directory)
     if tokens is not None and tokens > config.vocab_size:
         raise InputError(
@@ -75,7 +75,7 @@ def _vocabulary(directory: Path, config: ModelConfig) -> int:
 
 
 def save_ranges(path: Path, config: ModelConfig) -> None:
-    """Write the ranges of `config` into a file. InputError when that fails."""
+    """Write the ranges of `config` to a file. InputError when that fails."""
     text = json.dumps(ranges.as_dict(config), indent=2) + "\n"
     try:
         place_of(path).write_text(text, encoding="utf-8")
@@ -103,7 +103,7 @@ def load_model(directory: Path, ranges_file: Path | None = None) -> tuple[ModelC
 
 
 def load_uncalibrated(directory: Path) -> tuple[ModelConfig, Params]:
-    """Return configuration and parameters of a model with default ranges, whatever is stored."""
+    """Return configuration and parameters of a model with default ranges, ignoring stored ones."""
     return _loaded(directory, _stored_shape(directory))
 
 
@@ -114,7 +114,7 @@ def _loaded(directory: Path, stored: ModelConfig) -> tuple[ModelConfig, Params]:
 
 
 def load_folded(directory: Path, ranges_file: Path | None = None) -> tuple[ModelConfig, Any]:
-    """Return the configuration and the folded weights; errors of `load_model`."""
+    """Return configuration and folded weights of a model; errors of `load_model`."""
     config, params = load_model(directory, ranges_file)
     return config, family_of(config).fold(params, config)
 
@@ -150,9 +150,7 @@ def _read_object(
 
 
 class Tensor(NamedTuple):
-    """A parameter: its name in a checkpoint, its place in `Params`, its shape there, and whether
-    the checkpoint holds it transposed.
-    """
+    """A parameter of a model and its place in a checkpoint."""
 
     name: str
     path: tuple[str | int, ...]
@@ -161,7 +159,7 @@ class Tensor(NamedTuple):
 
 
 def _tensors(config: ModelConfig, params: Params) -> Iterator[Tensor]:
-    """Yield every parameter of a model; `params`: its parameters, or their shapes."""
+    """Yield every parameter of a model; `params`: the parameters, or their shapes."""
     family = family_of(config)
     for name, place in family.names.items():
         if place[0] not in params:
@@ -179,8 +177,9 @@ def _at(node: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def stored_tensors(directory: Path, weights: Weights) -> list[Tensor]:
-    """Return the tensors of a directory's model by the names that they have there, checked for type
-    and shape, and a copy of a tied head where there is one. InputError unless all are there.
+    """Return the tensors of a directory's model, under the names in its files, and the copy of a
+    tied head where there is one; all are checked for type and shape. InputError when one is
+    missing.
     """
     config = _stored_config(directory, None)
     expected = _expected(weights, config, _shapes(config))
@@ -196,8 +195,8 @@ def _shapes(config: ModelConfig) -> Params:
 
 
 def _expected(weights: Weights, config: ModelConfig, params: Params) -> list[Tensor]:
-    """Return what a model has, the embedding first, by the names in its weights. InputError when
-    they lack some, or have more layers. `params`: shapes.
+    """Return the tensors that a model needs, the embedding first, under their names in its weights.
+    InputError when the weights lack one, or have more layers. `params`: the parameters' shapes.
     """
     family, names = family_of(config), weights.places.keys()
     bare = not any(name.startswith(family.prefix) for name in names)
@@ -219,8 +218,8 @@ def _expected(weights: Weights, config: ModelConfig, params: Params) -> list[Ten
 
 
 def _read_params(weights: Weights, config: ModelConfig, tokens: int) -> Params:
-    """Return the parameters in open weights, checked for shape and finiteness, with so many of the
-    rows that the vocabulary has there.
+    """Read the parameters from open weights, checked for shape and finiteness; of embedding and
+    head, only the rows of the first `tokens` tokens.
     """
     params = _shapes(config)
     expected = _expected(weights, config, params)
@@ -241,8 +240,8 @@ def _read_params(weights: Weights, config: ModelConfig, tokens: int) -> Params:
 
 
 def _read_tensor(weights: Weights, tensor: Tensor, rows: int | None = None) -> np.ndarray:
-    """Return a parameter as float32, of exactly its shape and finite; its first rows, as they are
-    stored, if not all are wanted.
+    """Read a parameter as float32, checked for its shape and for finiteness; if `rows` is given,
+    only so many first rows, as stored.
     """
     values = np.asarray(_checked_view(weights, tensor)[:rows], np.float32)
     if not np.isfinite(values).all():
@@ -254,7 +253,9 @@ def _read_tensor(weights: Weights, tensor: Tensor, rows: int | None = None) -> n
 
 
 def _checked_view(weights: Weights, tensor: Tensor) -> Any:
-    """Return what a parameter is read from. InputError when it has another type or shape."""
+    """Return the stored tensor of a parameter, for reading by slices. InputError when it has
+    another type or shape.
+    """
     name, shape = tensor.name, tensor.shape[::-1] if tensor.transposed else tensor.shape
     path, view = weights.path_of(name), weights.view(name)
     if view.get_dtype() not in ("F16", "BF16", "F32"):  # numpy knows bfloat16 through JAX

@@ -1,5 +1,5 @@
-"""What ranges a model has, site by site: what weights bound, what texts showed, what was chosen,
-and what it costs.
+"""Report of a model's ranges, site by site: the bound by weights, what texts showed, the chosen
+range, and the cost of its checks.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ _SOFTMAX_ERROR = 4e-4  # relative (`protocols.functions.nonlinear`)
 
 @dataclass(frozen=True)
 class Site:
-    """bound: by weights, for every input; None where they bound nothing. seen: least and largest
-    of the texts. low, high: the range. held: by what, "checked" while the model runs, or "proved"
-    by weights. head_room: between the range and what was seen, or else what weights bound, as a
-    factor. error: of the function on shares. comparisons, bits: of one row; bytes: that these send,
-    of both parties.
-    """
+    """A place in a model whose activations have a range."""
 
     block: int | None  # None: behind the last
     name: str
@@ -52,8 +47,8 @@ class Site:
 def sites(
     config: ModelConfig, params: Params, texts: Sequence[np.ndarray], public: int
 ) -> Iterator[Site]:
-    """Yield all sites of a model, in order. Texts as in `models.calibration.calibrated`, or none.
-    InputError for weights that are no numbers.
+    """Yield all sites of a model, in order. `texts`: as in `models.calibration.calibrated`, or
+    empty. InputError for NaN or infinite weights.
     """
     weights = family_of(config).fold(params, config)
     reached = bounds_of(weights, config)
@@ -148,8 +143,8 @@ def _last(block: Params) -> Any:
 
 
 def _inner(config: ModelConfig, block: int, bounds: Bounds, width: int, rows: Seen | None) -> Site:
-    """Return the site of rows that go into the last matrix; where they are checked, what passes
-    fits the matrix.
+    """Return the site of the rows that go into the block's last matrix. Where they are checked, the
+    longest row that passes cannot overflow the matrix's product.
     """
     longest = of_site(config.longest_inner, block)
     bound = bounds.inner / bounds.per_length
@@ -176,7 +171,7 @@ def _inner(config: ModelConfig, block: int, bounds: Bounds, width: int, rows: Se
 
 
 def table(sites: Sequence[Site]) -> str:
-    """Return the sites as text, a line each."""
+    """Format the sites as a text table, a line each."""
     lines = [_HEAD]
     for site in sites:
         seen = "-" if site.seen is None else f"{site.seen[0]:.3g} to {site.seen[1]:.3g}"

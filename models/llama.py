@@ -1,7 +1,7 @@
-"""LLaMA in JAX: config, folded weights, a block, what bounds it, the checkpoint.
+"""LLaMA in JAX: config, folded weights, a block, the bounds of its activations, the checkpoint.
 
-As `models.gpt2`, with root-mean-square norms, rotary positions in every layer, queries in groups
-that share a head of keys and values, and a gated feed-forward layer; no biases.
+Differs from `models.gpt2` by root-mean-square norms, rotary positions in every layer, groups of
+query heads that share a head of keys and values, a gated feed-forward layer, and no biases.
 
 Source: Touvron et al. 2023; Shazeer 2020 (SwiGLU), Ainslie et al. 2023 (grouped queries); numerics
 follow the `transformers` implementation.
@@ -37,7 +37,7 @@ _SILU_ERROR = PIECES["silu"].error  # on shares
 @dataclass(frozen=True)
 class LlamaConfig(ModelConfig):
     """Shape of a LLaMA model, in the words of its `config.json`, and the ranges of its activations
-    on shares. `head_dim` 0: hidden_size / num_attention_heads.
+    on shares.
     """
 
     family: ClassVar[str] = "llama"
@@ -86,7 +86,7 @@ class LlamaConfig(ModelConfig):
 
     @property
     def rotary(self) -> rope.Rope:
-        """Return how positions turn queries and keys."""
+        """Return the rotary positions: how a position turns queries and keys."""
         return rope.Rope(
             self.rope_theta,
             self.rope_kind,
@@ -106,7 +106,7 @@ class LlamaConfig(ModelConfig):
 
     @property
     def head_widths(self) -> tuple[int, int]:
-        """Return the number of columns of queries, and of keys or values, of all heads together."""
+        """Return the columns of queries, and of keys or values, over all heads together."""
         return self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
 
 
@@ -192,12 +192,13 @@ def init_params(config: LlamaConfig, key: Array) -> LlamaParams:
 
 
 def fold(params: LlamaParams, config: LlamaConfig) -> LlamaWeights:
-    """Return weights of the same model in fewer operations, the provider's own plaintext work.
+    """Fold parameters into weights that compute the same model in fewer operations; a plaintext
+    computation of the provider's.
 
-    - Gains of the norms, and the attention's scale, go into the matrix that follows. Matrices of
-      one input become one.
-    - Logits are centred over the vocabulary: the same distribution, and a smaller spread.
-    - The residual stream is scaled by 2^-stream_shift, which the norms take out again.
+    - Gains of the norms, and the attention's scale, go into the matrix that follows. Matrices with
+      the same input become one.
+    - Logits are centred over the vocabulary: the distribution is the same and the spread smaller.
+    - The residual stream is scaled by 2^-stream_shift, which the norms undo.
     """
     scale = 2.0**-config.stream_shift
 
@@ -223,8 +224,8 @@ def fold(params: LlamaParams, config: LlamaConfig) -> LlamaWeights:
 
 @functools.cache
 def turns(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines and sines (float32 [position, head_dim / 2]) that positions turn pairs by.
-    They are constants of a program, so that parties whose tables differ notice it.
+    """Return the cosines and sines (float32 [position, head_dim / 2]) by which a position turns
+    pairs. They are constants of the program, so parties whose tables differ notice it.
     """
     frequencies = config.rotary.frequencies(config.head_dim)
     angles = np.outer(np.arange(config.max_position_embeddings), frequencies)
@@ -240,7 +241,7 @@ def embed(
     start: Array | int = 0,
     hidden: bool = False,
 ) -> Array:
-    """Embed tokens as `Family` says. Positions enter in every block instead."""
+    """Embed tokens without positions, which enter in every block; see `Family`."""
     if tokens.ndim == 1:
         return weights["embed"][tokens]
     return look_up(tokens, weights["embed"], label="embed")
@@ -251,12 +252,12 @@ def _embeddings(weights: LlamaWeights) -> tuple[Any, Any]:
 
 
 def angles(config: LlamaConfig, rows: Rows) -> tuple[Array, ...]:
-    """Return cosines and sines [L n, head_dim / 2] of the rows' positions, as `Family` says."""
+    """Return cosines and sines [L n, head_dim / 2] of the rows' positions; see `Family`."""
     return tuple(jnp.asarray(table)[rows.positions.reshape(-1)] for table in turns(config))
 
 
 def attention(x: Array, layer: Layer) -> Array:
-    """Return what attention adds to the residual stream, as `Family` says."""
+    """Return what attention adds to the residual stream; see `Family`."""
     config, lanes = layer.config, layer.lanes
     heads, few, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     # Queries and keys are turned in one go.
@@ -270,7 +271,9 @@ def attention(x: Array, layer: Layer) -> Array:
 
 
 def mlp(x: Array, layer: Layer) -> Array:
-    """Return down(silu(gate(x)) * up(x)), which the feed-forward layer adds, as `Family` says."""
+    """Return down(silu(gate(x)) * up(x)), which the feed-forward layer adds to the residual stream;
+    see `Family`.
+    """
     bits = activation_bits(of_site(layer.config.largest_activation, layer.number))
     gate, up = jnp.split(layer.linear("gate_up", x), 2, axis=-1)
     return layer.inner("down", times(silu(gate, bits=bits), up))
@@ -280,7 +283,7 @@ def mlp(x: Array, layer: Layer) -> Array:
 
 
 def bounds(block: FoldedBlock, config: LlamaConfig) -> Bounds:
-    """Return what activations of a block can reach, as `Family` says."""
+    """Return the largest sizes that activations of a block can reach; see `Family`."""
     d, heads, few = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     matrices = block["qkv"], block["out"], block["gate_up"], block["down"]
     qkv, out, gate_up, down = map(Linear.of, matrices)
@@ -341,7 +344,9 @@ def parse(raw: Mapping[str, Any]) -> LlamaConfig:
 def parsed(
     raw: Mapping[str, Any], kind: type[LlamaConfig], fixed: Mapping[str, Any]
 ) -> LlamaConfig:
-    """Return the shape in `config.json` as a family of this kind has it; `fixed`: its switches."""
+    """Return the shape in `config.json` as an instance of `kind`. InputError for an unsupported
+    one; `fixed`: the switches with their only supported values.
+    """
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise InputError(f"has hidden_act {shown(activation)}; only silu is supported")
@@ -377,8 +382,8 @@ def describe(config: LlamaConfig) -> dict[str, Any]:
 
 
 def described(config: LlamaConfig, name: str) -> dict[str, Any]:
-    """Return what the transformers library writes into `config.json` for every family with this
-    module's blocks; `name`: the class's.
+    """Return the part of `config.json` that the transformers library writes for every family with
+    this module's blocks; `name`: its name of the model's class.
     """
     shape = {
         field: value

@@ -1,7 +1,7 @@
-"""Mistral: LLaMA's blocks, with a window of attention that some of its models have.
+"""Mistral: LLaMA's blocks, in some models with an attention window.
 
-Source: Jiang et al. 2023. A window as long as the context, or longer, hides nothing; with a shorter
-one it is another model than is computed here.
+Source: Jiang et al. 2023. A window as long as the context, or longer, hides nothing; a model with a
+shorter one is not computed here and is refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Drafts that need no model: what followed the last time that the text's last tokens stood in it.
+"""Drafting without a model: the draft is the token after the latest earlier occurrence of the
+text's last tokens.
 
 Prompt look-up decoding (Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with
 Reference", 2023): summaries, corrections and rewritten code repeat long parts of their prompt. The
-draft is certain, so its distribution q has all its mass on one token: speculative sampling keeps it
-with probability p(draft), and text has the private model's distribution all the same.
+draft is deterministic, so its distribution q has all its mass on one token: speculative sampling
+accepts it with probability p(draft), and the text has the private model's distribution all the
+same.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ LEAST = 6
 
 @dataclass
 class Ngrams(Proposer):
-    """Proposes by the text itself; with a `model`, by it wherever fewer than LEAST tokens of the
-    text's end have stood in the text before. The model follows the text all the same: what it has
-    to do in a step, and so the time, does not say which of the two proposes.
+    """Proposes the token that the text itself suggests; with a `model`, the model proposes wherever
+    fewer than LEAST of the text's last tokens match an earlier place. The model runs in either
+    case, so that a step's time does not tell which of the two proposed.
     """
 
     size: int  # tokens of the vocabulary
@@ -46,9 +48,9 @@ class Ngrams(Proposer):
 
 
 def continuation(text: Sequence[int]) -> tuple[int, int]:
-    """Return the token that stood after the text's end where that stood before, and how many of the
-    last tokens stood there (MOST at most): at the latest place of those where most did. Without any
-    such place, the text's commonest token and 0.
+    """Find the earlier place in the text that ends with most of its last tokens (MOST at most), the
+    latest such place. Return the token after it and the number of matching tokens; without such a
+    place, the text's commonest token and 0.
     """
     tokens = np.asarray(text)
     last = len(tokens) - 1

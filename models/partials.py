@@ -1,13 +1,13 @@
-"""Attention over blocks of keys and values that lie in different places, in the clear (NumPy).
+"""Partial attention, over blocks of keys and values held in different places, in plaintext (NumPy).
 
-Theorem 4.1 of "Confidential Prompting" (Gim, Li, Zhong): with shifts m_b, masses
-s_b = sum exp(z - m_b) of a block's scores z, and means A_b of its values under them,
+Theorem 4.1 of "Confidential Prompting" (Gim, Li, Zhong): with shifts m_b, masses s_b = sum exp(z -
+m_b) of a block's scores z, and means A_b of its values under these weights,
 
     A = sum_b u_b A_b,    u_b = exp(lse_b - lse),    lse_b = m_b + log s_b.
 
-Two blocks merge as A = A_1 + w (A_2 - A_1), where w = sigmoid(lse_2 - lse_1) is the second one's
-part of the mass: the printed form has alpha = exp(m_1 - m_2) and its inverse, which overflow. Any
-number merges in any order. Of shared blocks, where nobody sees a partial:
+Two blocks merge as A = A_1 + w (A_2 - A_1), where w = sigmoid(lse_2 - lse_1) is the second block's
+part of the mass; the paper's form has alpha = exp(m_1 - m_2) and its inverse, which overflow. Any
+number of blocks merge in any order. For blocks on shares, where no party sees a partial:
 `protocols.functions.aggregation`.
 """
 
@@ -29,9 +29,9 @@ class Partial(NamedTuple):
 def partial(
     query: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray | None = None
 ) -> Partial:
-    """Compute attention of scaled queries [..., n, d] over keys and values [..., t, d], t may be 0.
-    visible: bool, of the shape of the scores [..., n, t] or one that broadcasts to it; all by
-    default.
+    """Compute attention of scaled queries [..., n, d] over keys and values [..., t, d]; t may be 0.
+    visible: bool, of the shape of the scores [..., n, t] or one that broadcasts to it; by default
+    all rows are visible.
     """
     scores = query @ keys.swapaxes(-1, -2)
     if visible is not None:
@@ -46,7 +46,7 @@ def partial(
 
 
 def merged(one: Partial, other: Partial) -> Partial:
-    """Return the partial over two blocks together, from the partial over each."""
+    """Merge the partials over two blocks into the partial over both."""
     present = [np.where(p.mass > 0, p.shift, -np.inf) for p in (one, other)]
     shift = np.maximum(*present)
     shift = np.where(np.isneginf(shift), 0, shift).astype(one.shift.dtype)

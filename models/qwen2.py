@@ -35,8 +35,8 @@ def init_params(config: Qwen2Config, key: Array) -> llama.LlamaParams:
 
 
 def fold(params: llama.LlamaParams, config: Qwen2Config) -> llama.LlamaWeights:
-    """Fold as LLaMA is folded. Norm gains meet weights alone, attention's scale the biases of
-    queries, too.
+    """Fold as `llama.fold` does, with biases: norm gains multiply weights only, attention's scale
+    also the biases of queries.
     """
     folded = llama.fold(params, config)
     for block, p in zip(folded["blocks"], params["blocks"], strict=True):
@@ -46,8 +46,8 @@ def fold(params: llama.LlamaParams, config: Qwen2Config) -> llama.LlamaWeights:
 
 
 def bounds(block: llama.FoldedBlock, config: Qwen2Config) -> Bounds:
-    """Return what activations of a block can reach, as `Family` says. Queries and keys, biases
-    included, are multiplied by cosines and sines.
+    """Return the largest sizes that activations of a block can reach; see `Family`. The products of
+    queries and keys, biases included, with cosines and sines count, too.
     """
     of_llama = llama.bounds(block, config)
     turned, _ = Linear.of(block["qkv"]).columns([sum(config.head_widths)])

@@ -1,20 +1,21 @@
-"""The ranges in which a model's activations are computed on shares, and whether its weights fit.
+"""Ranges of a model's activations on shares, and the check that its weights keep to them.
 
-Functions on shares hold on public ranges, and cost more the wider these are. They are chosen site
-by site, for every block its own (`models.calibration`):
+Functions on shares are correct on public ranges, and cost more the wider these are. The ranges are
+chosen for each site of each block (`models.calibration`):
 
-norms    Of a norm's input no weight gives a useful bound: its range is chosen from text of the
-         provider's, and rows outside are noticed while the model runs.
-bounded  What follows a norm is bounded by Cauchy-Schwarz (a row of d values with mean square 1 has
-         length sqrt(d)): comparisons of feed-forward inputs and scores are as wide as that bound
-         needs (`Bounds`), and nothing of it is left to check.
-inner    Rows that go into the last matrix of a feed-forward layer, products of two gates, are
-         bounded far above all that occurs. Where what the matrix makes of such rows could overflow,
-         their length is chosen from text and checked while the model runs.
+norms    Weights give no useful bound of a norm's input: its range is chosen from texts of the
+         provider's, and rows outside it are detected while the model runs.
+bounded  The activations after a norm are bounded by Cauchy-Schwarz (a row of d values with mean
+         square 1 has length sqrt(d)): comparisons of feed-forward inputs and scores are as wide as
+         that bound needs (`Bounds`), and nothing is left to check while the model runs.
+inner    Rows that go into the last matrix of a feed-forward layer, products of two gates, have
+         bounds far above all that occurs. Where the matrix's product with such rows could overflow,
+         the limit of their length is chosen from texts and checked while the model runs.
 
-Checks hold for all 64-bit words, and before anything is opened (`protocols.functions.in_range`).
-Ranges are stored beside the weights (`ranges.json`) and public to both parties; they are powers of
-two, but for what a comparison leaves room for, so that they say little of the weights.
+The checks are valid for all 64-bit words, and come before anything is opened
+(`protocols.functions.in_range`). Ranges are stored beside the weights (`ranges.json`) and public to
+both parties. They are powers of two, or the largest that need no more bits in a comparison, so that
+they say little about the weights.
 """
 
 from __future__ import annotations
@@ -50,14 +51,7 @@ Each = tuple[float, ...]  # one number for all sites, or one for each
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """norm_low, norm_high: mean squares of a norm's input, whose residual stream is scaled by
-    2^-stream_shift; of all norms, two a block and the last. public_rows: of a text, the first ones,
-    which need not fit: their tokens are public, so that they are never on shares.
-    largest_activation, largest_score: in size, of what goes into a GELU or SiLU and of attention
-    scores, block by block. longest_inner: of rows that go into the last matrix of a block, which
-    are checked; 0 where weights bound enough. logit_spread: nats between two logits at
-    temperature 1.
-    """
+    """Ranges of a model's activations on shares, public to both parties."""
 
     norm_low: Each = (NORM_LOW,)
     norm_high: Each = (NORM_HIGH,)
@@ -69,7 +63,7 @@ class Ranges:
     logit_spread: float = float(SPREAD)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for ranges that no function on shares holds on."""
+        """Raise ValueError for ranges on which no function on shares is correct."""
         if not 0 < len(self.norm_low) == len(self.norm_high):
             raise ValueError("norm_low and norm_high must have as many numbers")
         for i, (low, high) in enumerate(zip(self.norm_low, self.norm_high, strict=True)):
@@ -93,7 +87,7 @@ class Ranges:
                 raise ValueError(f"{name} must be {low:g} to {high:g}")
 
     def norm_range(self, site: int) -> tuple[float, float]:
-        """Return the range, low and high, of the norm with this number."""
+        """Return the least and the largest mean square of the norm with this number."""
         return of_site(self.norm_low, site), of_site(self.norm_high, site)
 
 
@@ -101,7 +95,7 @@ NAMES = tuple(f.name for f in fields(Ranges))
 
 
 def of_site(values: Each, site: int) -> float:
-    """Return a site's own number, where all sites may share one."""
+    """Return the number of a site; `values` may have one number for all sites."""
     return values[0] if len(values) == 1 else values[site]
 
 
@@ -109,12 +103,7 @@ def of_site(values: Each, site: int) -> float:
 
 
 class Bounds(NamedTuple):
-    """The largest that activations of a block's folded weights can be. `activation`, `score`;
-    `linear`: any result of the matrices behind its norms; `attended`: what attention adds to the
-    residual stream; `inner`: what the feed-forward layer does, `per_length` for rows of length 1
-    that go into its last matrix; `product`: sums of attention over a whole cache, and other
-    products of activations; `value`: of the cache's values.
-    """
+    """Largest sizes that activations of a block with given folded weights can reach."""
 
     activation: float
     score: float
@@ -126,17 +115,15 @@ class Bounds(NamedTuple):
     value: float
 
     def added(self, longest_inner: float) -> float:
-        """Return the most that the block adds to the residual stream, of rows that pass for no
-        longer than `longest_inner` where it is not 0.
+        """Return the most that the block can add to the residual stream; where `longest_inner` is
+        not 0, given that its inner rows pass the check for this length.
         """
         checked = GAP * longest_inner * self.per_length
         return max(self.attended, min(self.inner, checked) if longest_inner else self.inner)
 
 
 class ModelBounds(NamedTuple):
-    """Of all blocks, and outside: `linear` results of the head; `spread` of logits; `entry` of an
-    embedding.
-    """
+    """Largest sizes that activations of a model with given folded weights can reach."""
 
     blocks: list[Bounds]
     linear: float
@@ -145,7 +132,7 @@ class ModelBounds(NamedTuple):
 
 
 def check_bounds(bounds: ModelBounds, config: Ranges) -> None:
-    """Raise InputError when activations with these bounds may leave the ranges without notice."""
+    """Raise InputError when activations with these bounds may leave the ranges undetected."""
     check_blocks(bounds.blocks, config)
     _check_held("the head", (bounds.linear, LARGEST_LINEAR))
     if not bounds.entry < LARGEST_ENTRY:
@@ -158,8 +145,8 @@ def check_bounds(bounds: ModelBounds, config: Ranges) -> None:
 
 
 def check_blocks(of_blocks: Sequence[Bounds], config: Ranges) -> None:
-    """Raise InputError when activations of blocks with these bounds may leave the ranges without
-    notice; `config` has ranges for these blocks alone.
+    """Raise InputError when activations of blocks with these bounds may leave the ranges
+    undetected; `config` has ranges for exactly these blocks.
     """
     for i, bounds in enumerate(of_blocks):
         place, longest = f"block {i}", of_site(config.longest_inner, i)
@@ -205,7 +192,7 @@ def _check_chosen(place: str, name: str, bound: float, chosen: float, most: floa
 
 
 class Linear(NamedTuple):
-    """A layer x @ weight + bias of folded weights, float64; `square` is |x|^2."""
+    """A layer x @ weight + bias of folded weights, float64; its methods' `square` is |x|^2."""
 
     weight: np.ndarray  # [k, m]
     bias: np.ndarray  # [m]
@@ -243,8 +230,8 @@ class Linear(NamedTuple):
 
 
 def largest_score(query: Linear, key: Linear, square: float) -> float:
-    """Return the most that q k^T can be for q = x W_q + b_q and k = y W_k + b_k with |x|^2 = |y|^2
-    = square, of one head.
+    """Return the most that q k^T of one head can be for q = x W_q + b_q and k = y W_k + b_k with
+    |x|^2 = |y|^2 = square.
     """
     (w_q, b_q), (w_k, b_k) = query, key
     inputs, d = w_q.shape
@@ -260,8 +247,8 @@ def largest_score(query: Linear, key: Linear, square: float) -> float:
 
 
 def largest_turned_score(query: Linear, key: Linear, square: float) -> float:
-    """Return the most that q R k^T can be for any rotation R, with q and k as in `largest_score`:
-    positions turn both.
+    """Return the most that q R k^T can be for any rotation R, with q and k of `largest_score`:
+    rotary positions turn both.
     """
     inputs, d = query.weight.shape
     of_query, of_key = query.longest(square), key.longest(square)
@@ -271,6 +258,6 @@ def largest_turned_score(query: Linear, key: Linear, square: float) -> float:
 
 
 def as_dict(config: Ranges) -> dict[str, Any]:
-    """Return the ranges of a configuration, as they are stored: lists of numbers, and numbers."""
+    """Return the ranges of a configuration in their stored form: lists of numbers, and numbers."""
     named = {name: value for name, value in asdict(config).items() if name in NAMES}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in named.items()}

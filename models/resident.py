@@ -1,8 +1,9 @@
-"""Folded weights, or those of a split model's middle, once in memory, for all processes that a
-provider starts.
+"""One copy in memory of a model's folded weights, or of the middle layers' weights of a split
+model, for all processes that a provider starts.
 
-They lie one after the other in a file without a name, which exists as long as somebody has it open
-and can no longer be changed by anybody; a process that inherits its descriptor maps it.
+The weights lie one after the other in an anonymous file, which exists as long as a process has it
+open and is sealed, so that no process can change it; a process that inherits its descriptor maps
+it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 def place(
     params: Params, config: ModelConfig, split: Split | None = None, *, on_shares: bool = True
 ) -> int:
-    """Put the folded weights, or the middle's blocks alone, into memory; return their descriptor,
-    which the caller closes. InputError when activations `on_shares` may leave their ranges, OSError
-    when there is not enough memory.
+    """Fold the weights and write them, or only the middle's blocks of a `split`, into memory;
+    return the descriptor, which the caller closes. InputError when activations `on_shares` may
+    leave their ranges, OSError when there is not enough memory.
     """
     weights = family_of(config).fold(params, config)
     if split is not None:
@@ -57,7 +58,7 @@ def digest(descriptor: int) -> str:
 
 
 def mapped(descriptor: int, weights: Any) -> Any:
-    """Return the folded weights behind a descriptor, of these shapes; nobody can write to them."""
+    """Map the folded weights behind a descriptor, read-only; `weights`: their shapes and dtypes."""
     shapes, tree = jax.tree.flatten(weights)
     # Private, since a shared mapping could be made writable: older kernels refuse it.
     memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)

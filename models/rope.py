@@ -1,7 +1,8 @@
 """Rotary positions in `config.json`: their base, and how frequencies are scaled for longer texts.
 
-Kinds: "default"; "linear", all frequencies divided by a factor; "llama3", only the slow ones, which
-turn less than once in the context that the model was first trained on, those in between in part.
+Kinds: "default"; "linear": all frequencies are divided by a factor; "llama3": only slow frequencies
+are divided, which turn less than once in the context that the model was first trained on, and in
+part those between slow and fast.
 
 Source: numerics of `transformers`, modeling_rope_utils.py; "llama3" is that of LLaMA 3.1's release.
 """
@@ -24,9 +25,7 @@ _OF_LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embe
 
 
 class Rope(NamedTuple):
-    """theta: the base. factor, from "linear" on; low, high: turns in `context` positions below
-    which frequencies are divided, and above which they are not ("llama3").
-    """
+    """Rotary positions of a model."""
 
     theta: float = 10000.0
     kind: str = "default"
@@ -36,7 +35,7 @@ class Rope(NamedTuple):
     context: int = 8192
 
     def check(self) -> None:
-        """Raise ValueError for what no positions are turned by."""
+        """Raise ValueError for values that no rotary positions have."""
         if self.kind not in KINDS:
             raise ValueError(f"rope_type must be one of {', '.join(KINDS)}")
         if not 1 < self.theta < 1e12:
@@ -47,7 +46,7 @@ class Rope(NamedTuple):
             raise ValueError("low_freq_factor must be positive, and below high_freq_factor")
 
     def frequencies(self, head_dim: int) -> np.ndarray:
-        """Return the angles [head_dim / 2] (float64) by which a position turns pairs."""
+        """Return the angles [head_dim / 2] (float64) by which one position turns each pair."""
         pairs = np.arange(head_dim // 2)
         plain = np.asarray(self.theta ** (-2.0 * pairs / head_dim))
         if self.kind != "llama3":
@@ -57,7 +56,7 @@ class Rope(NamedTuple):
         return plain * (kept + (1 - kept) / self.factor)
 
     def describe(self) -> dict[str, Any] | None:
-        """Return `rope_scaling` as transformers before 5 writes it."""
+        """Return `rope_scaling` in the form of transformers before version 5."""
         if self.kind == "default":
             return None
         fields: dict[str, Any] = {"rope_type": self.kind, "factor": self.factor}
@@ -67,8 +66,8 @@ class Rope(NamedTuple):
 
 
 def parse(raw: Mapping[str, Any]) -> Rope:
-    """Return the positions of a `config.json`, wherever they are stated. InputError for those of
-    another kind.
+    """Return the rotary positions in a `config.json`, from any of the fields that may define them.
+    InputError for an unsupported kind and for fields that differ.
     """
     stated = [(raw["rope_theta"], "rope_theta")] if "rope_theta" in raw else []
     parsed = Rope()
@@ -96,7 +95,7 @@ def parse(raw: Mapping[str, Any]) -> Rope:
 
 
 def _scaling(name: str, rope: Mapping[str, Any]) -> Rope:
-    """Return what an object says of frequencies, its base left out."""
+    """Return the scaling of frequencies that an object defines, ignoring its base."""
     types = {shown(rope[key]) for key in ("rope_type", "type") if key in rope}
     kind = next((kind for kind in KINDS if types == {shown(kind)}), None)
     if kind is None:
@@ -127,5 +126,5 @@ def _scaling(name: str, rope: Mapping[str, Any]) -> Rope:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether `value` is a number that a float holds."""
+    """Tell whether `value` is a number of at most 1e300 in size, which a float holds."""
     return type(value) in (int, float) and abs(value) <= 1e300

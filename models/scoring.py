@@ -1,4 +1,4 @@
-"""Log-probabilities of many texts that begin alike, in the clear, with one cache for all."""
+"""Scoring: log-probabilities of many texts with a common beginning, in plaintext, on one cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT_ONCE = 64  # texts whose distributions over the vocabulary are in memory at 
 
 @dataclass(frozen=True)
 class Scored:
-    """Texts of the same length under a model."""
+    """Texts of the same length, scored by a model."""
 
     tokens: np.ndarray  # int32 [m, n]
     total: np.ndarray  # float64 [m]: log-probability of what was added to the context
@@ -28,7 +28,7 @@ class Scored:
 
 
 class Scorer:
-    """A model that scores texts. `room`: positions of a text at most."""
+    """A model that scores texts. `room`: the largest number of positions of a text."""
 
     def __init__(self, config: ModelConfig, params: Params, room: int | None = None) -> None:
         self._config, self._room = config, min(room or config.context, config.context)
@@ -41,7 +41,7 @@ class Scorer:
         return self._config.vocab_size
 
     def begin(self, context: Sequence[int]) -> Scored:
-        """Return one text, the context (one token or more), of log-probability 0."""
+        """Return a single text, the context (one token or more), with log-probability 0."""
         empty = Scored(
             np.zeros((1, 0), np.int32),
             np.zeros(1),
@@ -52,8 +52,8 @@ class Scorer:
         return Scored(begun.tokens, np.zeros(1), begun.next, begun._cache)
 
     def extended(self, texts: Scored, parents: np.ndarray, tokens: np.ndarray) -> Scored:
-        """Return the texts number `parents` [m] (which may repeat) with `tokens` [m, k] after each.
-        ValueError when that is longer than there is room for.
+        """Extend the texts number `parents` [m] (which may repeat) by `tokens` [m, k]. ValueError
+        when the result has more positions than there is room for.
         """
         m, k = tokens.shape
         at = texts.tokens.shape[1]
@@ -72,7 +72,7 @@ class Scorer:
         return Scored(whole, total, after, cache)
 
     def chosen(self, texts: Scored, numbers: np.ndarray) -> Scored:
-        """Return the texts of these numbers [m]."""
+        """Select the texts with these numbers [m]."""
         lanes = np.pad(numbers, (0, _power(len(numbers)) - len(numbers)))
         return Scored(
             texts.tokens[numbers],
@@ -82,7 +82,9 @@ class Scorer:
         )
 
     def log_probability(self, context: Sequence[int], rest: np.ndarray) -> np.ndarray:
-        """Return log-probabilities, float64 [m], of the tokens `rest` [m, k] after the context."""
+        """Return the log-probability, float64 [m], of each row of tokens `rest` [m, k] after the
+        context.
+        """
         return self.extended(self.begin(context), np.zeros(len(rest), int), rest).total
 
 
@@ -91,7 +93,7 @@ def _power(count: int) -> int:
 
 
 def _chosen(heads: int, cache: Block, parents: jax.Array) -> Block:
-    """Take the lanes number `parents` of a cache."""
+    """Select the sequences number `parents` of a cache."""
 
     def of(rows: jax.Array) -> jax.Array:
         by_lane = rows.reshape(-1, heads, *rows.shape[1:])
@@ -109,9 +111,9 @@ def _run(
     at: jax.Array,
     last: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Block]:
-    """Score tokens [m, k] after the first `at` rows of the lanes `parents`: return
-    log-probabilities of all but the first, [m, k - 1], and of what comes after number `last`, [m,
-    vocab]; and their cache.
+    """Score tokens [m, k] after the first `at` rows of the cached sequences `parents`. Return the
+    log-probabilities of all tokens but the first, [m, k - 1]; of the token after token number
+    `last`, [m, vocab]; and the cache of the m sequences.
     """
     m, k = tokens.shape
     few = min(m, _AT_ONCE)
@@ -133,9 +135,9 @@ def _run(
 def lanes_after(
     config: ModelConfig, weights: Params, tokens: jax.Array, cache: Block, at: jax.Array
 ) -> tuple[jax.Array, Block]:
-    """Return normalised rows [lane, k, d] of tokens [lane, k] after the first `at` rows of every
-    lane of the cache, for the head; and the cache with theirs. What only fills up may stand past
-    the context.
+    """Run tokens [lane, k] after the first `at` rows of every sequence (lane) of the cache. Return
+    normalised rows [lane, k, d] for the head, and the cache with the tokens' rows. Padding tokens
+    may stand past the context.
     """
     family, (lanes, k) = family_of(config), tokens.shape
     columns = jnp.arange(cache.positions)
@@ -155,7 +157,7 @@ def _forward(
     at: jax.Array,
     last: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Block]:
-    """Score a few lanes at once, as `_run` says, after the rows of `cache`."""
+    """Score a few sequences at once after the first `at` rows of `cache`; see `_run`."""
     m, k = tokens.shape
     out, written = lanes_after(config, weights, tokens, cache, at)
     logits = family_of(config).head(weights, out.reshape(m * k, -1))

@@ -1,5 +1,5 @@
-"""The weights of a model directory: one safetensors file, or several with an index, which says what
-is in which. Tensors are read as they are wanted.
+"""Weights of a model directory: one safetensors file, or several with an index that says which file
+holds which tensor. Tensors are read on demand.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from spu_llm.core.json_values import shown
 
 
 class Weights(NamedTuple):
-    """Open files. `path`: the one file, or the index; `places`: where each tensor is."""
+    """Open weights."""
 
     path: Path
     places: Mapping[str, tuple[Path, Any]]
 
     def path_of(self, name: str) -> Path:
-        """Return the file that holds a tensor."""
+        """Return the path of the file that holds a tensor."""
         return self.places[name][0]
 
     def view(self, name: str) -> Any:
-        """Return a tensor to be sliced by rows: numpy arrays of its own type."""
+        """Return a tensor to be sliced by rows; slices are numpy arrays of its stored type."""
         return self.places[name][1].get_slice(name)
 
 

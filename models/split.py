@@ -1,8 +1,9 @@
-"""A model split at two block boundaries: the client's ends and the provider's middle (NOIR §2.1).
+"""A model split at two block boundaries: the client's layers (front and back, its *ends*) and the
+provider's layers, the middle (NOIR §2.1).
 
 *Front*: embedding and the first blocks. *Middle*: the blocks between. *Back*: the last blocks, norm
-and head. What crosses a boundary is the residual stream, rows [n, d] as folded weights have it
-(`models.family`): one after the other the three are the whole model.
+and head. The residual stream crosses the boundaries, as rows [n, d] on the scale of folded weights
+(`models.family`): run one after the other, the three parts compute the whole model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spu_llm.core.errors import InputError
 
 
 class Split(NamedTuple):
-    """Blocks of the front and of the back."""
+    """Numbers of blocks of the front and of the back."""
 
     front: int
     back: int
@@ -37,7 +38,7 @@ class Split(NamedTuple):
         return Split(*map(int, parts))
 
     def check(self, config: ModelConfig) -> None:
-        """Raise InputError unless something is left for the middle."""
+        """Raise InputError unless at least one block is left for the middle."""
         if min(self) < 0 or self.front + self.back >= config.layers:
             raise InputError(
                 f"--split {self.front},{self.back} leaves no middle of a model of {config.layers} "
@@ -49,13 +50,14 @@ class Split(NamedTuple):
         return config.layers - self.front - self.back
 
     def held(self, config: ModelConfig) -> ModelConfig:
-        """Return the shape of the middle."""
+        """Return the shape of the middle as a model."""
         held: ModelConfig = config.with_blocks(range(self.front, config.layers - self.back))
         return held
 
     def parts(self, weights: Params) -> tuple[Params, list[Params], Params]:
-        """Return the folded weights of front, middle and back: the ends' are whole models of fewer
-        blocks, the front without "head", the back without what embeds tokens.
+        """Split folded weights into front, middle (a list of blocks) and back. Front and back have
+        the layout of a model with fewer blocks, the front without "head", the back without the
+        weights that embed tokens.
         """
         blocks = weights["blocks"]
         end = len(blocks) - self.back
@@ -68,16 +70,16 @@ class Split(NamedTuple):
 
 
 def check_middle(blocks: Sequence[Params], config: ModelConfig, split: Split) -> None:
-    """Raise InputError when activations of the middle, of these folded blocks, may leave the ranges
-    of `config` without being noticed. The ends need none where they are computed in the clear.
+    """Raise InputError when activations of the middle, given its folded `blocks`, may leave the
+    ranges of `config` undetected. Front and back, computed in the clear, need no ranges.
     """
     held = split.held(config)
     ranges.check_blocks(bounds_of_blocks(blocks, held), held)
 
 
 def ends_digest(params: Params, split: Split) -> str:
-    """Return the SHA-256 (hex) of the parameters of both ends, not folded: parties who find the
-    same digest have the same ends, whatever their machines fold them to.
+    """Return the SHA-256 (hex) of the parameters of front and back. The parameters are not folded,
+    so parties with equal parameters get equal digests, whatever their machines fold them to.
     """
     blocks = params["blocks"]
     ends = {**params, "blocks": [blocks[: split.front], blocks[len(blocks) - split.back :]]}
@@ -92,8 +94,8 @@ def ends_digest(params: Params, split: Split) -> str:
 def front(
     weights: Params, config: ModelConfig, tokens: Array, rows: Rows, cache: Block
 ) -> tuple[Array, Block]:
-    """Return the rows [L n, d] that go to the middle, of tokens [L n], and the front's cache;
-    positions as `rows` says.
+    """Run the front on tokens [L n] at the positions in `rows`; return the rows [L n, d] that go to
+    the middle, and the front's cache.
     """
     family = family_of(config)
     x = family.embed(weights, config, tokens, rows.positions.reshape(-1))
@@ -104,7 +106,7 @@ def front(
 def middle(
     blocks: list[Params], config: ModelConfig, x: Array, rows: Rows, cache: Block
 ) -> tuple[Array, Block]:
-    """Return the rows [L n, d] that the middle makes of rows x [L n, d], and its cache."""
+    """Run the middle on rows x [L n, d]; return its rows [L n, d], and its cache."""
     x, cache, _ = family_of(config).through(blocks, config, x, rows, cache)
     return x, cache
 
@@ -112,7 +114,7 @@ def middle(
 def back(
     weights: Params, config: ModelConfig, x: Array, rows: Rows, cache: Block
 ) -> tuple[Array, Block]:
-    """Return logits [L n, vocab] of rows that came back from the middle, and the back's cache."""
+    """Run the back on rows x [L n, d] from the middle; return logits [L n, vocab] and its cache."""
     family = family_of(config)
     normed, cache, _ = family.forward(weights, config, x, rows, cache)
     return family.head(weights, normed), cache
@@ -132,15 +134,15 @@ def _whole(part: Any, weights: Any, config: ModelConfig, x: Array, layers: int) 
 
 
 def front_texts(weights: Params, config: ModelConfig, tokens: Array) -> Array:
-    """Return the rows [b, n, d] that go to the middle, of whole texts [b, n]."""
+    """Run the front on whole texts [b, n]; return the rows [b, n, d] that go to the middle."""
     return _whole(front, weights, config, jnp.asarray(tokens), len(weights["blocks"]))
 
 
 def middle_texts(blocks: list[Params], config: ModelConfig, x: Array) -> Array:
-    """Return the rows [b, n, d] that the middle makes of rows [b, n, d] of whole texts."""
+    """Run the middle on rows x [b, n, d] of whole texts; return its rows [b, n, d]."""
     return _whole(middle, blocks, config, x, len(blocks))
 
 
 def back_texts(weights: Params, config: ModelConfig, x: Array) -> Array:
-    """Return logits [b, n, vocab] that the back makes of rows [b, n, d] of whole texts."""
+    """Run the back on rows x [b, n, d] of whole texts; return logits [b, n, vocab]."""
     return _whole(back, weights, config, x, len(weights["blocks"]))

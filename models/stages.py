@@ -1,8 +1,9 @@
-"""A model taken apart where attention leaves it, for plaintext parties that each have a part of the
-keys and values, or a part of the blocks. The arithmetic is that of `models.family`, in float32.
+"""A model in pieces, cut around attention, for plaintext parties that each hold a part of the keys
+and values, or a part of the blocks. The arithmetic is that of `models.family`, in float32.
 
-A token's way through a block: `ask` gives its query, and its key and value for whoever keeps them;
-attention is made elsewhere (`models.partials`); `answer` goes on from its result.
+A token's way through a block: `ask` returns its query, and its key and value for the party that
+stores them; attention is computed elsewhere (`models.partials`); `answer` continues from its
+result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from models.family import Layer, ModelConfig, Params, family_of
 
 
 class AttentionInputs(NamedTuple):
-    """Query, key and value of one row a lane; query heads of a group share keys."""
+    """Query, key and value of one row per sequence; query heads of a group share key and value."""
 
     query: Array  # [L, kv head, group, head_dim], scaled
     key: Array  # [L, kv head, head_dim]
@@ -29,7 +30,7 @@ class AttentionInputs(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A block over whole texts."""
+    """Result of a block over whole texts."""
 
     x: Array  # [L n, d]
     keys: Array  # [L, kv head, n, head_dim]
@@ -37,12 +38,12 @@ class Filled(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """Compiled pieces of a model. `weights` are folded, `block` is one of its blocks; L lanes.
+    """Compiled pieces of a model. `weights` are folded, `block` is one of their blocks; L is the
+    number of sequences.
 
-    embed(weights, tokens [n], positions [n])   -> x [n, d]
-    fill(block, x [L n, d], positions [L, n], visible [L, n, n])     -> Filled
-    ask(block, x [L, d], positions [L])         -> AttentionInputs
-    answer(block, x [L, d], attended [L, kv head, group, head_dim])  -> x [L, d]
+    embed(weights, tokens [n], positions [n])   -> x [n, d] fill(block, x [L n, d], positions [L,
+    n], visible [L, n, n])     -> Filled ask(block, x [L, d], positions [L])         ->
+    AttentionInputs answer(block, x [L, d], attended [L, kv head, group, head_dim])  -> x [L, d]
     head(weights, x [n, d])                     -> logits [n, vocab]
     """
 
@@ -55,7 +56,7 @@ class Stages(NamedTuple):
 
 @dataclass
 class _Asking(Layer):
-    """Notes what attention is made of; its answer is not used."""
+    """A layer that records the inputs of attention; its result is not used."""
 
     asked: Any = None
     _written: Any = None
@@ -70,7 +71,7 @@ class _Asking(Layer):
 
 @dataclass
 class _Answered(Layer):
-    """Has attention's result."""
+    """A layer that is given attention's result."""
 
     attended: Any = None
 
@@ -83,7 +84,7 @@ class _Answered(Layer):
 
 @functools.lru_cache(maxsize=8)
 def stages_of(config: ModelConfig) -> Stages:
-    """Return the pieces of a model of this shape, compiled once."""
+    """Return the pieces of a model of this shape; they are compiled once per shape."""
     family, heads = family_of(config), config.kv_heads
 
     def norm(x: Array) -> Array:

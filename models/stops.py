@@ -1,4 +1,4 @@
-"""Where a text ends because somebody asked for it: `--stop`, in every command that has it."""
+"""Stop texts and stop tokens, which end a generated text: the option `--stop` of commands."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from spu_llm.core.errors import InputError
 
 @dataclass(frozen=True)
 class Stops:
-    """Ends of a text: it ends before any of `texts` in it, and before any of `tokens`, which are
-    special ones without a text.
-    """
+    """Stop texts and stop tokens: a generated text ends before the first of them."""
 
     texts: tuple[str, ...] = ()
     tokens: frozenset[int] = frozenset()
 
     @staticmethod
     def of(given: Sequence[str], tokenizer: Tokenizer | None) -> Stops:
-        """Return what `given` means to a tokenizer: the name of a special token is that token, and
-        also what stands there if it is spelled out. None: of what gives text alone. InputError for
-        what could never be met.
+        """Return the stops that the texts `given` mean to a tokenizer: the name of a special token
+        is both this token and, where it is spelled out, this text. `tokenizer` None: texts only.
+        InputError for a text that could never occur.
         """
         special = {} if tokenizer is None else tokenizer.special_tokens
         for text in given:
@@ -37,11 +35,11 @@ class Stops:
         return Stops(tuple(given), tokens)
 
     def first_in(self, text: str) -> int | None:
-        """Return where the first of the texts begins, if there is one."""
+        """Return the position of the first stop text in `text`, None if there is none."""
         return min((at for stop in self.texts if (at := text.find(stop)) >= 0), default=None)
 
     def held(self, text: str) -> int:
-        """Return how many of the last characters may begin one of the texts."""
+        """Return the number of last characters of `text` that may begin a stop text."""
         beginnings = (stop[:n] for stop in self.texts for n in range(1, len(stop)))
         return max((len(part) for part in beginnings if text.endswith(part)), default=0)
 
@@ -50,7 +48,7 @@ NONE = Stops()
 
 
 def check_text(text: str, name: str) -> None:
-    """Raise InputError, which names it, when a text from the command line cannot be used."""
+    """Raise InputError, which calls it `name`, when a text from the command line cannot be used."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,13 +1,13 @@
-"""How a model's text is written, as one document that a provider gives its clients, so that they
-need no file of the model: its tokenizer, what ends a text, and the template of a chat.
+"""Text format of a model: its tokenizer, the tokens that end a text, and its chat template, in one
+document that a provider gives its clients, so that they need no file of the model.
 
     {"tokenizer": what tokenizer.json holds,
      "eos_token_id": [numbers of tokens],
      "chat_template": null, or {"source": "...", "bos_token": "<s>", "eos_token": "</s>"}}
 
-The document is UTF-8 JSON of `DOCUMENT_BYTES` at most, and its SHA-256 names it. A client parses it
-as it parses a file that anybody may have made: sizes, depth, names that stand twice, numbers of
-tokens, and what the tokenizer does around a text are checked before anything is used.
+The document is UTF-8 JSON of at most `DOCUMENT_BYTES`, and its SHA-256 names it. A client parses it
+as it parses any untrusted file: sizes, depth, duplicate names, numbers of tokens, and what the
+tokenizer adds around a text are checked before anything is used.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _OF_TEMPLATE = {"source", "bos_token", "eos_token"}
 
 @dataclass(frozen=True)
 class TextFormat:
-    """`template`: of a chat, not rendered yet; None: the model has no chats. `document`: the bytes
-    that say all this; `digest`: their SHA-256 in hex, 64 digits.
-    """
+    """A model's tokenizer and chat template, with the document that defines them."""
 
     tokenizer: Tokenizer
     template: Template | None
@@ -41,7 +39,7 @@ class TextFormat:
 
     @staticmethod
     def of_model(directory: Path) -> TextFormat:
-        """Return the text format of a directory's model. InputError for unusable files."""
+        """Return the text format of a directory's model. InputError when a file cannot be used."""
         directory = Path(directory)
         tokenizer, template = Tokenizer.load(directory), Template.of_model(directory)
         content = {
@@ -59,7 +57,7 @@ class TextFormat:
 
     @staticmethod
     def parse(document: bytes) -> TextFormat:
-        """Return what a document says. InputError when it is none, or none that can be used."""
+        """Return the text format in a document. InputError when it is invalid or cannot be used."""
         path = Path("the text format")
         if len(document) > DOCUMENT_BYTES:
             raise InputError(f"{path} has more than {DOCUMENT_BYTES >> 20} MB")
@@ -77,7 +75,7 @@ class TextFormat:
 
     @staticmethod
     def load(path: Path) -> TextFormat:
-        """Return the text format in a file with a document, or of a directory's model. InputError
+        """Return the text format of a model directory, or of the document in a file. InputError
         when it cannot be used.
         """
         if path.is_dir():
@@ -93,7 +91,9 @@ def _digest(document: bytes) -> str:
 
 
 def _template(path: Path, stated: Any) -> Template | None:
-    """Return the chat template, if any. InputError unless each part is a text of its size."""
+    """Return the chat template, if any. InputError unless each part is a text of at most
+    MOST_CHARACTERS.
+    """
     if stated is None:
         return None
     if not isinstance(stated, dict) or set(stated) != _OF_TEMPLATE:
@@ -108,7 +108,9 @@ def _template(path: Path, stated: Any) -> Template | None:
 
 
 def _is_text(value: Any) -> bool:
-    """Tell whether it is a text without half characters, which JSON can spell."""
+    """Tell whether `value` is a text of at most MOST_CHARACTERS without half characters
+    (surrogates), which JSON can spell.
+    """
     if not isinstance(value, str) or len(value) > MOST_CHARACTERS:
         return False
     return not any("\ud800" <= c <= "\udfff" for c in value)

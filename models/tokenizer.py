@@ -1,8 +1,8 @@
 """The tokenizer of a model directory, and decoding of a stream of tokens.
 
-Two kinds of BPE: GPT-2's, whose tokens are bytes, and SentencePiece's, as LLaMA has it: a token is
-text with a mark for a space, or one byte of a character that no token has. A stream goes on where a
-prompt ends, so the space before its first word stays, which the library strips from a text.
+Two kinds of BPE are supported: GPT-2's, whose tokens are bytes, and SentencePiece's, as LLaMA has
+it: a token is text with a mark for a space, or one byte of a character that no token has. A stream
+continues a prompt, so the space before its first word stays, which the library strips from a text.
 
 Uses the `tokenizers` library directly: importing `transformers` would add seconds to every start.
 """
@@ -40,13 +40,8 @@ END_OF_TEXT = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to token ids and back: all of a text, whatever `tokenizer.json` says of truncation,
-    padding, and merges that are left out at random, which are for training.
-
-    `eos_ids` end a text. `digest` is the SHA-256 (hex) of what `tokenizer.json` means, whatever its
-    formatting and spelling: two parties with the same digest give every token the same number. A
-    file of older spelling has another digest as it is written, by which keys may know it, too
-    (`is_named`).
+    """Conversion of texts to token ids and back. All of a text is encoded: truncation, padding and
+    dropout of merges in `tokenizer.json`, which are for training, are ignored.
     """
 
     eos_ids: frozenset[int]
@@ -67,8 +62,8 @@ class Tokenizer:
     def of(
         path: Path, content: Any, eos_ids: Callable[[dict[str, int]], frozenset[int]]
     ) -> Tokenizer:
-        """Return the tokenizer with the content of a `tokenizer.json`, which is called `path` in
-        the InputError when it cannot be used. `eos_ids`: what ends a text, given all tokens.
+        """Return the tokenizer with the content of a `tokenizer.json`. InputError, which calls it
+        `path`, when it cannot be used. `eos_ids`: maps all tokens to the ids that end a text.
         """
         decoders = _decoders(path, content)
         tokens = numbered_tokens(path, content)
@@ -96,18 +91,21 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """Return the numbers of special tokens, which have no text, by their names."""
+        """Return the ids of special tokens, which have no text, by name."""
         added = self._bpe.get_added_tokens_decoder().items()
         return {token.content: number for number, token in added if token.special}
 
     def is_named(self, digest: str) -> bool:
-        """Tell whether a key with this digest of a tokenizer is of this one."""
+        """Tell whether `digest` is a digest of this tokenizer, by its meaning or as spelt; keys
+        name their tokenizer by either.
+        """
         return digest in (self.digest, self._written)
 
     def encode(self, text: str, *, goes_on: bool = False) -> list[int]:
-        """Return the token ids of `text`, with what the tokenizer puts before any text (LLaMA's
-        first token, nothing of GPT-2's) unless it `goes_on` after another one; what it may put
-        after one would end the text that goes on. InputError when it has no tokens for it.
+        """Return the token ids of `text`, after the tokens that the tokenizer puts before any text
+        (LLaMA's first token; none for GPT-2), unless the text `goes_on` after another one. Tokens
+        that it puts after a text are left out: they would end a text that continues. InputError
+        when it has no tokens for the text.
         """
         with _library_errors("the tokenizer cannot read the text (%s)"):
             encoding = self._bpe.encode(text, add_special_tokens=not goes_on)
@@ -116,13 +114,13 @@ class Tokenizer:
 
     @property
     def beginning(self) -> list[int]:
-        """Return the tokens that are put before any text."""
+        """Return the tokens that the tokenizer puts before any text."""
         encoding = self._bpe.encode("a")
         added = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         return [i for i, _ in itertools.takewhile(lambda one: one[1], added)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special tokens vanish, what is no UTF-8 becomes U+FFFD."""
+        """Return the text of `ids`; special tokens vanish, invalid UTF-8 becomes U+FFFD."""
         return self.token_bytes(ids).decode("utf-8", "replace")
 
     def token_bytes(self, ids: Iterable[int]) -> bytes:
@@ -141,17 +139,17 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        """Return the text that is certain now; the bytes of an unfinished character wait."""
+        """Return the further text that `ids` complete; bytes of an unfinished character wait."""
         return self._utf8.decode(self._tokenizer.token_bytes(ids))
 
     def finish(self) -> str:
-        """Return what was held back: U+FFFD for an unfinished character, else nothing."""
+        """Return the text of the waiting bytes: U+FFFD for an unfinished character, or nothing."""
         return self._utf8.decode(b"", final=True)
 
 
 def _library(path: Path, content: dict[str, Any], tokens: dict[str, int]) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer of this content. InputError when it cannot be used, or numbers
-    its tokens in another way.
+    """Return the library's tokenizer of this content. InputError when the content cannot be used,
+    or the library numbers its tokens differently from `tokens`.
     """
     if not _is_whole(content.get("post_processor")):
         raise InputError(f"{path} adds tokens to a text that it does not have; copy it again")
@@ -175,8 +173,8 @@ def _library(path: Path, content: dict[str, Any], tokens: dict[str, int]) -> tok
 
 
 def _is_whole(processor: Any) -> bool:
-    """Tell whether each template among what is done to a text's tokens says which tokens it adds:
-    the library does not look before a text comes.
+    """Tell whether every template in a post-processor defines the special tokens that it adds: the
+    library does not check this before it encodes a text.
     """
     if not isinstance(processor, dict):
         return True
@@ -202,9 +200,9 @@ def _digest(content: Any) -> str:
 
 @contextlib.contextmanager
 def _library_errors(words: str) -> Iterator[None]:
-    """Raise InputError with `words`, which have a place for what the library says, when it fails.
-    It raises plain Exception, and where its Rust code gives up (an expression that takes too long)
-    what is no Exception at all.
+    """Raise InputError when the library fails; %s in `words` becomes the library's message. The
+    library raises plain Exception, and where its Rust code panics (on an expression that takes too
+    long) a PanicException, which is not an Exception.
     """
     try:
         yield
@@ -218,7 +216,9 @@ def _library_errors(words: str) -> Iterator[None]:
 
 
 def _decoders(path: Path, content: Any) -> list[str]:
-    """Return the types of a tokenizer's decoders, in order. InputError if it is of neither kind."""
+    """Return the types of a tokenizer's decoders, in order. InputError for a tokenizer of neither
+    supported kind.
+    """
     parts = content if isinstance(content, dict) else {}
     decoder = parts.get("decoder")
     each: Any = [decoder]
@@ -244,7 +244,7 @@ _SENTENCEPIECE = ("Replace", "ByteFallback", "Metaspace", "Fuse", "Strip")
 
 
 def _is_plain(decoder: Any) -> bool:
-    """Tell whether a decoder of SentencePiece's kind leaves all of a text but its first space."""
+    """Tell whether a SentencePiece decoder keeps all of a text but its first space."""
     kind = _type(decoder)
     if kind == "Replace":
         pattern = decoder.get("pattern")
@@ -261,9 +261,9 @@ def _type(part: Any) -> str:
 
 
 def _eos_ids(path: Path, tokens: dict[str, int]) -> frozenset[int]:
-    """Return what ends a text, as `transformers` finds it in the files beside `path`: the first
-    `eos_token_id`, a number or several, in generation_config.json or else config.json; or else the
-    `eos_token` in tokenizer_config.json. Without any of these, GPT-2's.
+    """Return the ids of the tokens that end a text, by the rules of `transformers` from the files
+    beside `path`: `eos_token_id`, one number or several, in generation_config.json or else in
+    config.json; or else the `eos_token` in tokenizer_config.json; or else GPT-2's.
     """
     for name in (GENERATION_FILE, CONFIG_FILE):
         stated = _stated(path.with_name(name), "eos_token_id")
@@ -281,8 +281,8 @@ def _eos_ids(path: Path, tokens: dict[str, int]) -> frozenset[int]:
 
 
 def checked_eos_ids(path: Path, stated: Any, tokens: int) -> frozenset[int]:
-    """Return what ends a text, as `path` states it, of a tokenizer with so many tokens. InputError
-    unless it is the number of a token, or several.
+    """Return the ids in `stated`, an eos_token_id from `path`. InputError unless it is a number
+    below `tokens`, or a list of such numbers.
     """
     ids = stated if isinstance(stated, list) else [stated]
     if not ids or not all(type(i) is int and 0 <= i < tokens for i in ids):
@@ -294,13 +294,15 @@ def checked_eos_ids(path: Path, stated: Any, tokens: int) -> frozenset[int]:
 
 
 def _stated(path: Path, name: str) -> Any:
-    """Return a field of a file that may not be there."""
+    """Return a field of a JSON file, None where the file or the field is missing."""
     content = read_json(path, "") if path.exists() else None
     return content.get(name) if isinstance(content, dict) else None
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Return the byte of each printable character in GPT-2 (Radford et al. 2019, `encoder.py`)."""
+    """Return the byte that each printable character stands for in GPT-2's tokens (Radford et al.
+    2019, `encoder.py`).
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
     printable += range(ord("®"), ord("ÿ") + 1)
     rest = [byte for byte in range(256) if byte not in printable]
@@ -313,8 +315,9 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def _byte_level(literal: set[str], token: str) -> bytes:
-    """Return the bytes of a token of GPT-2's kind. An added token that no merge makes is `literal`:
-    it stands for its own letters, also for accented ones, which the library takes for bytes.
+    """Return the bytes of a token of a byte-level tokenizer. A token in `literal` is an added one
+    that no merge makes: it stands for its own characters, even for accented ones, which elsewhere
+    stand for bytes.
     """
     if token in literal and len(token) > 1:
         return token.encode()
@@ -325,7 +328,7 @@ def _byte_level(literal: set[str], token: str) -> bytes:
 
 
 def _sentencepiece(bpe: tokenizers.Tokenizer, decoders: list[str], token: str) -> bytes:
-    """Return the bytes of a token of SentencePiece's kind, in a text that another token began."""
+    """Return the bytes of a SentencePiece tokenizer's token that is not the first of its text."""
     byte = re.fullmatch("<0x([0-9A-Fa-f]{2})>", token) if "ByteFallback" in decoders else None
     if byte:
         return bytes.fromhex(byte[1])

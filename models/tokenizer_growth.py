@@ -1,5 +1,5 @@
-"""How much longer a tokenizer may make a text: a `tokenizer.json` is from anybody, and three rules
-of some bytes each can make gigabytes of a word.
+"""Limit on the growth of a text in a tokenizer: a `tokenizer.json` may come from anybody, and three
+rules of a few bytes each can turn a word into gigabytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _SEVERAL = ("normalizers", "pretokenizers", "processors")
 
 
 def check_growth(path: Path, content: Any) -> None:
-    """Raise InputError when the content of a `tokenizer.json` at `path` makes texts much longer."""
+    """Raise InputError when the content of a `tokenizer.json` at `path` has more than MOST_PARTS
+    parts or may make texts more than MOST_GROWTH times longer.
+    """
     given = content if isinstance(content, dict) else {}
     names = ("normalizer", "pre_tokenizer", "post_processor")
     parts = [part for name in names for part in _flat(given.get(name))]
@@ -44,7 +46,7 @@ def check_growth(path: Path, content: Any) -> None:
 
 
 def _flat(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield a part, or its parts one after the other; what is no part the library refuses."""
+    """Yield a part, or, of a sequence, its parts in order; anything else the library refuses."""
     if not isinstance(part, dict):
         return
     several = [inner for name in _SEVERAL if isinstance(inner := part.get(name), list)]
@@ -78,8 +80,8 @@ def _length(text: Any) -> int:
 
 
 def _of_table(written: Any) -> float:
-    """Return how many bytes SentencePiece's normalisation may put for one. Its table: bytes of a
-    trie, the trie, and texts that end with 0.
+    """Return how many bytes SentencePiece's normalisation may put in place of one. Its table: the
+    trie's size in bytes, the trie, and texts that end with 0.
     """
     try:
         table = base64.b64decode(written or "", validate=True)
@@ -90,7 +92,7 @@ def _of_table(written: Any) -> float:
 
 
 def _of_template(part: dict[str, Any]) -> float:
-    """Return how often a template has the text; infinitely often if too much stands around."""
+    """Return how often a template repeats the text; infinity if it puts too much around it."""
     pieces, known = part.get("single"), part.get("special_tokens")
     pieces = pieces if isinstance(pieces, list) else []
     tokens = known.values() if isinstance(known, dict) else []

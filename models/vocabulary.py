@@ -1,4 +1,4 @@
-"""Which tokens a `tokenizer.json` has, without the library that runs it."""
+"""Vocabulary of a `tokenizer.json`, read without the library that runs the tokenizer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from spu_llm.core.json_values import shown
 
 
 def tokens_beside(directory: Path) -> int | None:
-    """Return how many tokens the tokenizer of a model directory has, None if there is none.
-    InputError when its tokens cannot be told.
+    """Return the number of tokens of a model directory's tokenizer, None if it has no tokenizer.
+    InputError when its tokens cannot be determined.
     """
     path = Path(directory) / TOKENIZER_FILE
     return len(numbered_tokens(path, read_json(path, ""))) if path.exists() else None
 
 
 def numbered_tokens(path: Path, content: Any) -> dict[str, int]:
-    """Return the number of each token in the content of `path`. InputError unless each number from
-    0 on has one token: a row of a model without a token could be drawn, and would be no text.
+    """Return the number of each token in the content of `path`. InputError unless the numbers are
+    0, 1, 2 ... without gaps and each has one token: a row of a model without a token could be
+    drawn, and has no text.
     """
     parts = content if isinstance(content, Mapping) else {}
     model = parts.get("model")

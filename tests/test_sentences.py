@@ -23,7 +23,7 @@ NO_VERB = set(
     "unless after to our likewise".split()
 )
 # Words of a private dialect, each with the field's own: docs/explanation/glossary.md.
-DIALECT = re.compile(r"\blikewise\b|\bmaterial\b|\blaws?\b|\bmade beside\b", re.IGNORECASE)
+DIALECT = re.compile(r"\blikewise\b|(?<!`)\bmaterial\b|\blaws?\b|\bmade beside\b", re.IGNORECASE)
 
 
 def docstrings(path: Path) -> Iterator[tuple[ast.AST, str, str]]:

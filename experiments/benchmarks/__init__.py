@@ -1,1 +1,1 @@
-"""Cost of parts: ops, products, verification, steps."""
+"""Benchmarks of parts: ops, products, verification, steps, networks, connections."""

@@ -1,19 +1,19 @@
-"""What the connection adds to a completion: relay, TLS, and the control plane before it.
+"""Benchmark of the connection: what relay, TLS and the control plane add to a completion.
 
-The same greedy completion between two processes, in turn
+One greedy completion runs between two processes in each mode, in turn:
 
-    direct     messages, and SPU's link, go from worker to worker on this machine's loopback
+    direct     messages and SPU's link go from worker to worker on this machine's loopback
                interface: no supervisors, no relay, no certificates
-    insecure   as `serve` and `generate` with --insecure: supervisors, gRPC, relays
-    tls        the same with certificates
+    insecure   like `serve` and `generate` with --insecure: supervisors, gRPC, relays
+    tls        like insecure, with certificates
 
-Seconds of a decode step are compared; that of a mode is the median of its runs. Beside it what a
-session takes to start: from the client's call to the beginning of prefill, after one session that
-has kept what outlives it (the hint), and of that until there is a connection for data: what gRPC, a
-second handshake and the start of a worker's process take.
+The seconds of a decode step are compared, for each mode the median of its runs. Also measured is
+the start of a session: from the client's call to the beginning of prefill, after one session that
+has stored what outlives it (the hint), and the part until there is a connection for data, which
+gRPC, a second handshake and the start of a worker's process take.
 
-On `lan` all three go through the same cable (`experiments.common.cable`), whose delay is the
-network's: relays emulate nothing.
+On `lan` all three modes go through the same cable (`experiments.common.cable`), which has the
+network's delay; relays emulate nothing.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def command(options: argparse.Namespace) -> None:
 
 
 def measure(model: Path, network: str, repeat: int, tokens: int) -> dict[str, Any]:
-    """Make all runs on one network, `repeat` of each mode in turn after one of each that is not
-    counted. Return their records and medians.
+    """Measure one network: run every mode in turn, once to warm up and then `repeat` times. Return
+    the records and medians of the latter. SpuLlmError when the runs' texts differ.
     """
     tokenizer, prompt = Tokenizer.load(model), "def f(x):"
     ids = tokenizer.encode(prompt)
@@ -272,7 +272,7 @@ def _free_ports(count: int) -> Sequence[int]:
 
 
 def main() -> None:
-    """Run one party of a direct run, whose task comes on standard input."""
+    """Run one party of a direct run; its task comes on standard input."""
     events = Events()
     events.answer = lambda: True  # there is no supervisor, and nobody else receives hints
     task = Task.of_line(sys.stdin.readline())

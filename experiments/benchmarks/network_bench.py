@@ -1,8 +1,8 @@
-"""What the emulated networks give: round trips and throughput through two relays.
+"""Benchmark of the emulated networks: round trips and throughput through two relays.
 
-Each relay is in a process of its own, with its end of the link, which stands for the worker. A
-round trip is that of `SMALL` bytes. Throughput is that of `LARGE` bytes in one go: their bits by
-the seconds until the other end says that it has them all, less the delay of both ways.
+Each relay is in a separate process, together with its end of the link, which stands for the worker.
+Round trips are of `SMALL` bytes. Throughput is that of a transfer of `LARGE` bytes: their bits,
+divided by the seconds until the other end acknowledges them all, less the delay of both ways.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _relay(stream: ByteStream, network: str, role: Role) -> Iterator[Relay]:
 
 
 def _answer(port: int, network: str) -> None:
-    """Answer messages in the other process: a message says in its first bytes how many follow it,
-    and comes back once they are there.
+    """Answer messages in the other process: the first bytes of a message give the number of bytes
+    that follow it; the message is returned once these have arrived.
     """
     buffer = bytearray(1 << 20)
     with (
@@ -77,7 +77,7 @@ def _answer(port: int, network: str) -> None:
 
 
 def _exchange(sock: socket.socket, payload: bytes) -> float:
-    """Return the seconds until a message with `payload` behind it is answered."""
+    """Send a message with `payload` behind it; return the seconds until it is answered."""
     started = time.perf_counter()
     sock.sendall(len(payload).to_bytes(8, "big").ljust(SMALL, b"\0"))
     sock.sendall(payload)
@@ -89,8 +89,8 @@ def _exchange(sock: socket.socket, payload: bytes) -> float:
 def measure(
     network: str, repeat: int, round_trips: int = ROUND_TRIPS, nbytes: int = LARGE
 ) -> dict[str, Any]:
-    """Measure one network, as JSON fields: seconds of every round trip, and of `nbytes` in one go
-    until the answer.
+    """Measure one network; return, as JSON fields, the seconds of every round trip, and of every
+    transfer of `nbytes` until its answer.
     """
     with listen(_HOST, 0) as listener:
         port = listener.getsockname()[1]
@@ -119,13 +119,13 @@ def measure(
 
 
 def throughput(row: Mapping[str, Any]) -> list[float]:
-    """Return the bits per second of each transfer."""
+    """Return the bits per second of each transfer of a network's result."""
     delay_s = 2 * NETWORKS[row["network"]].delay_s
     return [8 * row["bytes"] / (seconds - delay_s) for seconds in row["bulk_seconds"]]
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Return medians, smallest and largest, beside what is emulated, as Markdown."""
+    """Format medians, least and largest figures beside the emulated delay and rate, as Markdown."""
     heads = (
         "network",
         "delay there and back, ms",

@@ -1,12 +1,12 @@
-"""What an op, or a function made of ops, costs between two processes, beside SPU's own way to the
-same result.
+"""Benchmark of ops, and of functions made of ops, between two processes, against SPU's own way to
+the same result.
 
-Both run in one session on the same shares, turn by turn, so that noise meets both. Correlated
-randomness is made before the clock starts: a run has no refill in it, and what it takes is priced
-on its own. SPU prepares nothing: what its oblivious transfer extends falls into its runs. A run
-lasts from a moment that both parties agreed on until the later one of them has its share; they read
-one clock, since a study runs on one machine. Every result is then opened to the client and compared
-with plaintext.
+Both ways run in one session on the same shares, in turn, so that noise affects both. Correlated
+randomness is made before the clock starts: a run contains no refill, and the correlations that it
+takes are priced separately. SPU prepares nothing: extensions of its oblivious transfers fall into
+its runs. A run lasts from a moment that both parties agreed on until the later one of them has its
+share; they read one clock, since a study runs on one machine. Every result is then opened to the
+client and compared with plaintext.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OpBenchRequest:
     repeat: int
 
     def chosen(self) -> list[tuple[OpCase, list[int]]]:
-        """Return the ops with their sizes; InputError for what cannot be measured."""
+        """Return the ops with their sizes; InputError for a request that cannot be measured."""
         chosen = choose(self.ops, self.sizes)
         commands.check_range("--repeat", self.repeat, 1)
         return chosen
@@ -97,7 +97,7 @@ def run(session: PartySession, job: Job[OpBenchRequest, Nothing], send: Send) ->
 
 @dataclass
 class Runs:
-    """One way to the result: what is wanted (at the client), and what its runs showed."""
+    """Runs of one way to a result."""
 
     function: SecureFunction
     wanted: np.ndarray | None = None
@@ -111,7 +111,7 @@ class Runs:
     largest_error: float = 0.0
 
     def check(self, result: np.ndarray) -> None:
-        """Compare a result with what is wanted."""
+        """Compare a run's result with the right one."""
         assert self.wanted is not None
         self.wrong += wrong(result, self.wanted, self.bits, self.slack, self.error)
         if self.error:
@@ -119,13 +119,15 @@ class Runs:
             self.largest_error = max(self.largest_error, float(off))
 
     def add(self, cost: dict[str, Any], *memory: Sequence[int]) -> None:
-        """Add a run: its cost; its peak and growth (bytes) at the client and at the provider."""
+        """Add a run: its cost, and its peak and growth of memory (bytes) at the client and at the
+        provider.
+        """
         self.costs.append(cost)
         self.memory = np.maximum(self.memory, memory)
 
     def summary(self) -> dict[str, Any]:
-        """Return the medians of the runs after the warm-up, and the seconds of each run after it;
-        memory, errors and wrong values are of all runs.
+        """Return the medians of the runs after the warm-up, and the seconds of each; memory, errors
+        and wrong values are of all runs.
         """
         runs = self.costs[1:]
         of_approximation = {"largest_error": self.largest_error} if self.error else {}
@@ -137,13 +139,13 @@ class Runs:
         )
 
     def of_memory(self) -> dict[str, dict[str, int]]:
-        """Return the largest peak and growth (bytes) of each party."""
+        """Return the largest peak and growth of memory (bytes) of each party."""
         peak, growth = (dict(zip(ROLES, map(int, c), strict=True)) for c in self.memory.T)
         return {"peak_memory": peak, "memory_growth": growth}
 
 
 class Bench:
-    """One party's half of the measurements of a session."""
+    """One party's side of the measurements of a session."""
 
     def __init__(self, session: PartySession, repeat: int) -> None:
         self._session, self._repeat = session, repeat
@@ -189,12 +191,14 @@ class Bench:
         }
 
     def memory(self) -> dict[str, int]:
-        """Return the resident bytes of both workers now, at the client."""
+        """Return the present resident bytes of both workers, by role; valid at the client only."""
         own = measured.resident("VmRSS")
         return dict(zip(ROLES, (own, self._hear(own, 0)[1]), strict=True))
 
     def _give(self, x: Input) -> Value:
-        """Return an input in its form. Shares are uniform, but for those of fixed-point numbers."""
+        """Give an input to the session in its form. Shares are uniform, except shares of
+        fixed-point numbers.
+        """
         plain = x.plain
         if x.owner is Owner.PUBLIC:
             return public(plain)
@@ -248,8 +252,8 @@ class Bench:
         return math.prod(result.shape)
 
     def _timed(self, runs: Runs, values: Sequence[Any], before: int) -> Any:
-        """Make what one way takes, then run it once on the clock; return its result. Its memory
-        grows from `before` resident bytes.
+        """Make the correlations that a way takes, then run it once on the clock; return its result.
+        The growth of memory counts from `before` resident bytes.
         """
         session = self._session
         session.make(runs.demand)
@@ -278,13 +282,13 @@ class Bench:
             return int(self._session.call(_start_together, soon).value[0])
 
     def _hear(self, *numbers: int) -> list[int]:
-        """Return the provider's time (ns) and its two numbers, at the client; zeros at the
+        """Open the provider's time (ns) and numbers to the client; return them, zeros at the
         provider.
         """
         return measured.hear(self._session, _note, time.monotonic_ns(), *numbers)
 
     def _ahead(self, demand: Demand) -> dict[str, Any]:
-        """Return what the correlated randomness of one call costs to make, together."""
+        """Return the total cost of making the correlations of `demand`."""
         session = self._session
         material = measured.price(session.meter.entries, demand, session.rank)
         return measured.summed(material.values())
@@ -296,8 +300,8 @@ class Bench:
 def measure(
     model: Path, ops: Sequence[str], sizes: Sequence[int] | None, repeat: int, network: str
 ) -> dict[str, Any]:
-    """Run one network's session; return its result as JSON fields. `model`: any, the provider is
-    started with it.
+    """Run one network's session; return its result as JSON fields. `model`: any model, because a
+    provider needs one to start.
     """
     request = OpBenchRequest(tuple(ops), tuple(sizes or ()), repeat)
     request.chosen()

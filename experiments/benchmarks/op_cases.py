@@ -1,7 +1,7 @@
-"""What `bench op` measures, ops and functions made of ops: test data of a size, ours, and SPU's own
-ways to the result.
+"""Cases of `bench op`: ops, and functions made of ops, each with test data of any size, our way and
+SPU's own ways to the result.
 
-A way is a JAX function of the inputs; it is also the plaintext that its result is compared with.
+A way is a JAX function of the inputs; evaluated in plaintext, it gives the result to compare with.
 """
 
 from __future__ import annotations
@@ -55,11 +55,7 @@ _EXACT_BITS = 10  # fraction bits of test data: products of two fit the ring exa
 
 @dataclass(frozen=True)
 class Input:
-    """Test data that both parties know, and the form in which the op gets it.
-
-    owner: JOINT is shared between the parties: additive shares, or xor shares with `boolean`
-    (always for bits).
-    """
+    """Test data that both parties know, and the form in which the op takes it."""
 
     plain: np.ndarray
     owner: Owner = Owner.JOINT
@@ -73,13 +69,11 @@ Inputs = Callable[[np.random.Generator, int], Sequence[Input]]
 class OpCase:
     """One op to measure.
 
-    does: what, in a few words; `size` counts `unit`s.
-    inputs(rng, size) -> the inputs of all ways.
-    ours, stock: the op, and SPU's own ways to its result by name.
-    bits, slack: the op's integers may differ mod 2^bits by this much from its plaintext; a float's
-        words by so much, and two units for rounding.
-    error: an approximation's floats may differ by this much (of the value itself where it is larger
-        than one), and SPU's by anything; the largest differences are reported. 0: not one.
+    bits, slack: integers may differ from plaintext by `slack` mod 2^bits; floats by `slack` units,
+        and two more for rounding.
+    error: for an approximation, floats may differ by this much (relative to the value where it is
+        larger than one), and SPU's by any amount; the largest differences are reported. 0: the op
+        is no approximation.
     """
 
     name: str
@@ -99,7 +93,9 @@ class OpCase:
 
 
 def integers(rng: np.random.Generator, bits: int, *shape: int) -> np.ndarray:
-    """Draw int64 of [-2^(bits-1), 2^(bits-1)), both ends and zero among them when there is room."""
+    """Draw int64 in [-2^(bits-1), 2^(bits-1)); where there is room, both ends, -1, 0 and 1 are
+    among them.
+    """
     half = 1 << (bits - 1)
     x = rng.integers(-half, half - 1, shape, np.int64, endpoint=True)
     edges = np.array([-half, half - 1, 0, -1, 1], np.int64)
@@ -109,7 +105,7 @@ def integers(rng: np.random.Generator, bits: int, *shape: int) -> np.ndarray:
 
 
 def fixed(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Draw float32 of standard deviation 1 whose products of two are exact in the ring."""
+    """Draw float32 of standard deviation 1; a product of any two of them is exact in the ring."""
     scale = 2.0**_EXACT_BITS
     return (np.round(rng.normal(size=shape) * scale) / scale).astype(np.float32)
 
@@ -134,7 +130,7 @@ def _positive(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def _shared(*parts: Make, boolean: bool = False) -> Inputs:
-    """Return the inputs of an op that takes shared arrays, one of each of `parts`."""
+    """Return the inputs of an op that takes shared arrays, one made by each of `parts`."""
     return lambda rng, size: [Input(make(rng, size), boolean=boolean) for make in parts]
 
 
@@ -142,7 +138,7 @@ _ACTIVATIONS = _shared(_fixed(scale=3))
 
 
 def _secrets(make: Make) -> Inputs:
-    """Return the inputs of an op that takes one secret array of each party."""
+    """Return the inputs of an op that takes one secret array of each party, both made by `make`."""
     owners = Owner.CLIENT, Owner.PROVIDER
     return lambda rng, size: [Input(make(rng, size), owner) for owner in owners]
 
@@ -474,10 +470,10 @@ ALIASES = {"sign": "sign-24"}
 
 
 def choose(names: Sequence[str], sizes: Sequence[int] | None) -> list[tuple[OpCase, list[int]]]:
-    """Return the ops of these names ("all" is all of them), each with its sizes.
+    """Return the ops named by `names` ("all": all ops), each with its sizes.
 
-    `sizes` None: every op's own. InputError for names that there are not, and sizes that are out of
-    an op's range.
+    `sizes` None or empty: the sizes of each op's case. InputError for an unknown name, and for a
+    size out of an op's range.
     """
     wanted = list(OPS) if list(names) == ["all"] else [ALIASES.get(name, name) for name in names]
     if unknown := [name for name in wanted if name not in OPS]:
@@ -495,10 +491,10 @@ def choose(names: Sequence[str], sizes: Sequence[int] | None) -> list[tuple[OpCa
 
 
 def wrong(result: np.ndarray, wanted: np.ndarray, bits: int, slack: int, error: float = 0.0) -> int:
-    """Return how many values are not as wanted.
+    """Count the values of `found` that differ from `wanted` by more than is allowed.
 
     Integers may differ by `slack` mod 2^bits; fixed-point numbers by `slack` and two units of the
-    ring and a float32's rounding, and by `error` as in `OpCase`.
+    ring, the rounding of a float32, and `error` as in `OpCase`.
     """
     if result.shape != wanted.shape:
         return wanted.size

@@ -1,4 +1,4 @@
-"""The figures of `bench op` for people: ratios, what is wrong, a table, a plot."""
+"""Report of `bench op`: ratios, failures, a table, and a plot."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MEMORY_LIMIT = 1 << 30  # bytes of one party
 
 
 def ratios(ours: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | None]:
-    """Divide ours by SPU's: seconds, bytes and messages online, and seconds and bytes with what is
-    made ahead of time; None where SPU needs nothing.
+    """Divide our figures by SPU's: seconds, bytes and messages online, and seconds and bytes
+    including the offline phase; None where SPU's figure is 0.
     """
 
     def ratio(a: float, b: float) -> float | None:
@@ -32,7 +32,7 @@ def ratios(ours: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | Non
 
 
 def failures(row: dict[str, Any], network: str) -> list[str]:
-    """Return what is not as it should be in one row."""
+    """Describe the failures of one row: wrong values, and costs other than the op's price."""
     where = f"{row['op']}, {row['size']} {row['unit']}, {network}"
     reasons = [
         f"{where}: {runs.get('way', 'ours')}: {runs['wrong']} of {1 + len(runs['runs'])} x "
@@ -46,7 +46,9 @@ def failures(row: dict[str, Any], network: str) -> list[str]:
 
 
 def notes(row: dict[str, Any], first: dict[str, int]) -> list[str]:
-    """Return where a way alone would bring a worker, whose size was `first`, above MEMORY_LIMIT."""
+    """Describe the ways that alone would bring a worker above MEMORY_LIMIT; `first`: the workers'
+    resident bytes after the warm-up.
+    """
     return [
         f"{row['op']}, {row['size']} {row['unit']}: {name}: up to {mib_text(size)} MiB at the "
         f"{role}, on top of {mib_text(first[role])} MiB"
@@ -57,14 +59,14 @@ def notes(row: dict[str, Any], first: dict[str, int]) -> list[str]:
 
 
 def only(result: dict[str, Any], ops: Sequence[str]) -> dict[str, Any]:
-    """Return one network's result with the rows of these ops alone, and notes of them."""
+    """Return one network's result with only the rows of `ops`, and their notes."""
     rows = [row for row in result["rows"] if row["op"] in ops]
     remarks = [text for row in rows for text in notes(row, result["memory_after_warm_up"])]
     return result | {"rows": rows, "notes": remarks}
 
 
 def ways(row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the figures of every way of a row, ours first."""
+    """Yield the name and the figures of every way of a row, our way first."""
     yield "ours", row["ours"]
     for other in row["stock"]:
         yield f"SPU: {other['way']}", other
@@ -74,7 +76,7 @@ def ways(row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return one network's medians as Markdown, one table per op."""
+    """Format one network's medians as Markdown, one table per op."""
     first = result["memory_after_warm_up"]
     lines = [
         f"network {result['network']}: medians of {result['repeat']} runs; in brackets with what "
@@ -159,13 +161,13 @@ def _ratio(ratio: dict[str, float | None], name: str) -> str:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write `draw` to a file; InputError without matplotlib."""
+    """Write the figure of `draw` to a file; InputError without matplotlib."""
     report.save(draw(results), path, dpi=120)
 
 
 def draw(results: Sequence[dict[str, Any]]) -> Any:
-    """Return a matplotlib figure of all networks' results: per op, seconds on each network, and
-    bytes, against size.
+    """Draw all networks' results: per op, a panel of seconds against size for each network, and one
+    of bytes. Return the matplotlib figure.
     """
     ops = list(dict.fromkeys(row["op"] for result in results for row in result["rows"]))
     each = len(results) + 1  # panels of an op
@@ -191,7 +193,7 @@ def draw(results: Sequence[dict[str, Any]]) -> Any:
 
 
 def _lines(axis: Any, rows: Sequence[dict[str, Any]], figure_of: Callable[[Any], float]) -> None:
-    """Draw a line for every way, and one for ours with what is made ahead of time."""
+    """Draw a line for every way, and one for our way including the offline phase."""
     from matplotlib.ticker import NullFormatter
 
     rows = sorted(rows, key=lambda row: int(row["size"]))

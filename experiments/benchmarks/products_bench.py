@@ -1,10 +1,10 @@
-"""What silent products with weights cost (`spu_llm.offline.silent`): hint, key, and N positions, by
-matrix.
+"""Benchmark of silent (PCG-style) products with weights (`spu_llm.offline.silent`): the cost of
+hint, key and N positions, for each matrix.
 
-Both parties are threads of this process on a channel in memory; seconds are each one's own
-processor time, so that neither the other nor Python's lock enters. Errors are those of `linear` at
-its default lift, before its truncation, in units of 2^-18, against the exact integer product;
-weights are normal with standard deviation 1 / sqrt(inputs), so that columns have length one.
+Both parties are threads of this process on a channel in memory; seconds are the processor time of
+each thread, which excludes the other party and Python's lock. Errors are the errors of `linear` at
+its default lift, before its truncation, in units of 2^-18, against the exact integer product.
+Weights are normal with standard deviation 1 / sqrt(inputs), so that columns have length one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parse(text: str) -> list[tuple[int, int]]:
 
 
 def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
-    """Measure one matrix: its hint, then N positions under one key."""
+    """Measure one matrix: making its hint, then products of N positions under one key."""
     scale = 2.0 ** SpuConfig().frac_bits / np.sqrt(inputs)
     # Not a secret: a matrix to try.
     weights = np.rint(np.random.default_rng(0).normal(0.0, scale, (inputs, outputs)))
@@ -64,7 +64,7 @@ def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
     fixed = [None, factor_from(weights)]
 
     def both(work: Callable[[int], Any]) -> tuple[tuple[Any, ...], tuple[float, ...]]:
-        """Do `work` at both parties at once; return results, and processor seconds of each."""
+        """Run `work` at both parties at once; return the results and processor seconds of each."""
 
         def run(rank: int) -> tuple[Any, float]:
             started = time.thread_time()
@@ -95,7 +95,7 @@ def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return the figures as Markdown."""
+    """Format the figures as Markdown."""
     heads = (
         "matrix",
         "hint, MB",

@@ -1,11 +1,12 @@
-"""A completion at scale: a GPT-2 of any shape with random weights, between two processes.
+"""Benchmark of a completion at scale: a GPT-2 of any shape with random weights, between two
+processes.
 
 The provider makes the weights in memory from a seed, the client a random prompt. The prompt is
-prefilled, then tokens are decoded one position at a time, greedily, and every one of them is
-checked against plaintext float32 afterwards (`check`). What a step takes is made before its clock
-starts and priced on its own.
+prefilled, then tokens are decoded one position at a time, greedily, and each token is checked
+against plaintext float32 afterwards (`check`). The correlations that a step takes are made before
+its clock starts and priced separately.
 
-Both know the seed of the weights here; a study of cost has nothing to hide.
+Both parties know the seed of the weights; a study of cost has nothing to hide.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ TIE = 0.05  # a token whose logit is this near the largest one counts as right
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's shape and a completion's."""
+    """Shape of a model and of a completion."""
 
     layers: int
     width: int
@@ -70,7 +71,7 @@ class Shape:
         return Request(self.prompt_tokens, self.new_tokens + 1, 0, temperature=0.0)
 
     def check(self) -> None:
-        """Raise InputError for what cannot be run."""
+        """Raise InputError for a shape that cannot be run."""
         try:
             config = self.config
         except ValueError as exc:
@@ -85,7 +86,7 @@ class Shape:
             )
 
     def weights(self) -> Params:
-        """Return the random weights (float32)."""
+        """Draw the random weights (float32) from the seed."""
         params = init_params(self.config, jax.random.key(self.seed))
         blocks = jax.tree.map(lambda w: w * SHARPNESS if w.ndim == 2 else w, params["blocks"])
         contrast = min(CONTRAST, _CONTRAST_BY_WIDTH / self.width)
@@ -93,7 +94,7 @@ class Shape:
         return {**params, "blocks": blocks, "wte": wte, "wpe": wpe}
 
     def prompt(self) -> list[int]:
-        """Return a random prompt."""
+        """Draw a random prompt from the seed."""
         rng = np.random.default_rng(self.seed)
         return [int(t) for t in rng.integers(0, self.vocab, self.prompt_tokens)]
 
@@ -117,7 +118,7 @@ PROGRAM = Program(
 
 
 def run(session: PartySession, job: Job[Shape, ScaleInputs], send: Send) -> dict[str, Any]:
-    """Run the prefill and decode every token; return their costs, and the tokens at the client."""
+    """Run the prefill and decode every token; return the costs and, at the client, the tokens."""
     shape = job.request
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the weights: random numbers of a known seed (study)")
@@ -149,7 +150,7 @@ def run(session: PartySession, job: Job[Shape, ScaleInputs], send: Send) -> dict
 
 
 class _Course:
-    """One party's half of the measured completion."""
+    """One party's side of the measured completion."""
 
     def __init__(self, session: PartySession, shape: Shape, job: Job[Shape, ScaleInputs]) -> None:
         self._session, self._second_batches = session, shape.second_batches
@@ -171,7 +172,7 @@ class _Course:
         return self._measured("prefill", lambda: self._decoder.prefill(prompt, inputs))
 
     def decode(self) -> dict[str, Any]:
-        """Decode one further token; return its cost."""
+        """Decode one more token; return its cost."""
         last = [self.emitted[-1:]]
         token = self._session.private(CLIENT, np.array, (1, 1), np.int32, last)
         inputs, phase = self._inputs(), f"token {len(self._session.meter.seconds)}"
@@ -214,7 +215,7 @@ def _op_or_kind(entry: Entry) -> str:
 
 
 def material(session: PartySession) -> list[dict[str, Any]]:
-    """Return what was made in the session, by name of correlation: batches with what each cost."""
+    """Return the costs of all batches of correlations made in the session, by correlation."""
     return [
         {"name": name, "batches": [measured.total([e], session.rank) for e in entries]}
         for name, entries in measured.batches_made(session.meter.entries).items()
@@ -230,10 +231,10 @@ def measure(
     network: str,
     on_part: Callable[[dict[str, Any]], None] = lambda part: None,
 ) -> dict[str, Any]:
-    """Run one network's session; return its result as JSON fields. `model`: any, the provider is
-    started with it.
+    """Run one network's session; return its result as JSON fields. `model`: any model, because a
+    provider needs one to start.
 
-    `on_part` hears of every step when it is done: a run may take an hour.
+    `on_part` is called with every step's cost when the step is done: a run may take an hour.
     """
     shape.check()
     outcome, agreed = run_study(
@@ -254,8 +255,9 @@ def measure(
 
 
 def check(shape: Shape, emitted: Sequence[int]) -> dict[str, Any]:
-    """Return how far the logit of every emitted token is from the largest one in plaintext float32,
-    and the failures: tokens that are not nearly the largest.
+    """Compare the emitted tokens with plaintext float32. Return the gaps between the largest logit
+    and each token's, the margins between the two largest logits, and the failures: tokens with a
+    gap above TIE.
     """
     text = [*shape.prompt(), *emitted[:-1]]
     rows = jax.jit(lambda p, t: logits(p, shape.config, t))(shape.weights(), np.array(text))
@@ -271,7 +273,7 @@ def check(shape: Shape, emitted: Sequence[int]) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return, as Markdown, what the prefill and each token cost, and which parts."""
+    """Format, as Markdown, the costs of the prefill and of each token, and their parts."""
     shape, rows = result["shape"], [("prefill", result["prefill"])]
     rows += [(f"token {i + 1}", cost) for i, cost in enumerate(result["tokens"])]
     heads = "", "seconds", "MB", "messages", "offline seconds", "offline MB", "in all MB"
@@ -307,7 +309,7 @@ def _cells(name: str, cost: dict[str, Any]) -> list[str]:
 
 
 def grouped(material: dict[str, Any]) -> dict[str, Any]:
-    """Add up costs of correlated randomness by kind (`masked product`, `gate leaf`, ...)."""
+    """Add up the costs of correlations by kind (`masked product`, `gate leaf`, ...)."""
     kinds: dict[str, list[Any]] = {}
     for name, cost in material.items():
         kinds.setdefault(" ".join(name.split()[:2]), []).append(cost)

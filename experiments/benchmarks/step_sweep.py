@@ -1,12 +1,12 @@
-"""How the cost of a decode step grows with the positions it verifies.
+"""Benchmark of a decode step against the number of positions that it verifies.
 
 POST's premise: a secure forward over several positions costs little more than one over a single
-position. Each step here is the one that a completion runs, with real drafts and verification (the
-default variant), greedy or at a temperature. The text never moves on, and all steps see a key/value
-cache of one capacity, so steps differ in nothing but their positions.
+position. Each step is a step of a completion, with real drafts and verification (the default
+variant), greedy or at a temperature. The text does not grow, and all steps see a key/value cache of
+one capacity, so steps differ only in their positions.
 
-What a step takes from the pool is made before its clock starts and priced on its own; the client's
-drafting is timed apart, too.
+The correlations that a step takes are made before its clock starts and priced separately; the
+client's drafting is also timed separately.
 """
 
 from __future__ import annotations
@@ -67,14 +67,16 @@ PROGRAM = Program(
 
 
 def capacity_for(prompt_tokens: int, positions: Sequence[int]) -> int:
-    """Return the positions of the shared block in every step."""
+    """Return the positions of the shared block, which are the same for all steps."""
     return prompt_tokens + NEW_TOKENS + max(positions)
 
 
 def check_positions(
     config: ModelConfig, prompt_tokens: int, positions: Sequence[int], temperature: float = 1.0
 ) -> None:
-    """Raise InputError unless a completion could take steps of these sizes after such a prompt."""
+    """Raise InputError unless a completion with such a prompt can have steps of each size in
+    `positions`.
+    """
     if not positions:
         raise InputError("--positions is empty; give numbers from 1 to 17")
     for n in positions:
@@ -91,7 +93,7 @@ def check_positions(
 
 
 def run(session: PartySession, job: Job[SweepRequest, ClientInputs], send: Send) -> dict[str, Any]:
-    """Run one prefill, then steps of each size: one to warm up, `repeat` more to measure."""
+    """Run one prefill, then steps of each size: one to warm up, and `repeat` measured ones."""
     repeat, positions = job.request.repeat, job.request.positions
     with session.meter.in_phase("offline"):
         sweep = _Sweep(session, job)
@@ -125,7 +127,7 @@ def run(session: PartySession, job: Job[SweepRequest, ClientInputs], send: Send)
 
 
 class _Sweep:
-    """One party's half of the measurements of a session."""
+    """One party's side of the measurements of a session."""
 
     def __init__(self, session: PartySession, job: Job[SweepRequest, ClientInputs]) -> None:
         self._session, asked = session, job.request
@@ -146,12 +148,12 @@ class _Sweep:
         self._first: dict[int, measured.Forward] = {}  # step of each size
 
     def compile(self, positions: Sequence[int]) -> None:
-        """Agree with the peer on all programs, before the first secret."""
+        """Compile all programs and agree on them with the peer, before the first secret."""
         self._decoder.prepare(list(dict.fromkeys(positions)))
         self._session.prepare(announce, jax.ShapeDtypeStruct((2,), np.int32))
 
     def prefill(self) -> dict[str, Any]:
-        """Run the prompt into the cache; return its cost."""
+        """Prefill the prompt; return the cost."""
         session, shape = self._session, (1, self.prompt_tokens)
         prompt = session.private(CLIENT, ClientSide.prefill_input, shape, np.int32, self._client)
         inputs = self._inputs(0)
@@ -175,8 +177,8 @@ class _Sweep:
         return done.cost | {"drafting": drafting, "kinds": kinds}
 
     def known_of(self, n: int) -> dict[str, Any]:
-        """Return, of a step of n positions: its chain of messages by kind of layer, how many
-        segments SPU runs, and what its correlated randomness costs to make.
+        """Return, for a step of n positions: its chain of messages by kind of layer, the number of
+        SPU segments, and the cost of making its correlations.
         """
         step, session = self._first[n], self._session
         demand = step.demand
@@ -195,9 +197,7 @@ class _Sweep:
         return measured.forward(self._session, self._decoder, phase, run, _resolve, self._client)
 
     def _inputs(self, count: int) -> JudgeInputs:
-        """Return both parties' inputs to the verifier of `count` drafts, which the client makes
-        here.
-        """
+        """Draft `count` tokens at the client; return both parties' inputs to their verification."""
         self._session.local(CLIENT, ClientSide.propose, self._client, count)
         return self._decoder.inputs(
             count + 1, self._secrets, ClientSide.verifier_inputs, self._client
@@ -205,7 +205,7 @@ class _Sweep:
 
 
 def _client_side(inputs: ClientInputs, capacity: int, chosen: Verifier) -> ClientSide:
-    """Return the client's plaintext half, which drafts what the next step verifies."""
+    """Return the client's plaintext side, with a drafter for the drafts that steps verify."""
     directory = Path(inputs.text_format)
     drafter = Drafter(*load_model(directory), capacity)
     streams = Streams(Prg.from_os(), Prg.from_os())
@@ -213,7 +213,7 @@ def _client_side(inputs: ClientInputs, capacity: int, chosen: Verifier) -> Clien
 
 
 def _resolve(client: ClientSide, outcome: Any) -> int:
-    """Return the number of accepted drafts. The text keeps the prefill's token, and no other."""
+    """Return the number of accepted drafts; cut the client's text back to the prefill's token."""
     retained = client.resolve([outcome], NEW_TOKENS)
     del client.tokens[1:]
     return int(retained.sum()) - 1
@@ -230,7 +230,7 @@ def check(
     repeat: int,
     temperature: float,
 ) -> list[int]:
-    """Return the prompt's tokens; InputError for what cannot be measured."""
+    """Return the prompt's tokens; InputError for a sweep that cannot be measured."""
     tokens = Tokenizer.load(draft_model).encode(prompt)
     check_positions(load_config(model), len(tokens), positions, temperature)
     commands.check_range("--repeat", repeat, 1)
@@ -270,12 +270,12 @@ def measure(
 
 
 def _with_median(step: dict[str, Any]) -> dict[str, Any]:
-    """Return `step` with the median over its runs of every figure."""
+    """Return `step` with the medians of all figures over its runs."""
     return step | {"median": measured.medians(step["runs"])}
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return one network's medians as Markdown; the ratio is to the first row."""
+    """Format one network's medians as Markdown; ratios are to the first step's seconds."""
     prefill, again = result["prefill"], result["again"]
     base = result["steps"][0]["median"]["seconds"]
     heads = "positions", "seconds", "ratio", "MB client→provider", "MB provider→client", "messages"
@@ -330,7 +330,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sweep(parser: argparse.ArgumentParser, drawn: str) -> None:
-    """Add the options that every study of steps against their positions has; `asked` reads them."""
+    """Add the options that all studies of steps against positions share; `asked` reads them."""
     parser.add_argument(
         "--positions",
         type=commands.numbers,
@@ -346,7 +346,9 @@ def add_sweep(parser: argparse.ArgumentParser, drawn: str) -> None:
 
 
 def asked(options: argparse.Namespace) -> tuple[Path, Path, str, list[int], int]:
-    """Return models, prompt, positions and repetitions: the first arguments of `measure`."""
+    """Return models, prompt, positions and repetitions from the options: the first arguments of
+    `measure`.
+    """
     return (*commands.pair(options), commands.prompt(options), options.positions, options.repeat)
 
 

@@ -1,20 +1,21 @@
-"""What secure verification alone costs between two processes: Table 2 of the POST paper, for us.
+"""Benchmark of secure verification alone between two processes: Table 2 of the POST paper for this
+implementation.
 
 Both parties make the same random logits of a step and share them under uniform masks; the client
-drafts from distributions near them. From logits: what a step runs after its forward. From
-probabilities: what follows the exponential, on shares of the exact weights exp(z - max z).
-`race` and `marked` take logits alone.
+drafts from distributions near them. From logits: everything that a step runs after its forward.
+From probabilities: everything after the exponential, on shares of the exact weights exp(z - max z).
+`race` (Gumbel-max) and `marked` (provider-watermarked) take only logits.
 
-Correlated randomness is made before the clock starts and reported on its own. A run lasts from a
+Correlated randomness is made before the clock starts and reported separately. A run lasts from a
 moment that both parties agreed on until the later one of them is done; they read one clock, since a
-study runs on one machine. The run before the measured ones, which warms up, has correlated
-randomness of zeros: it is correct, and with test data there is nothing to hide. Delays follow from
-the plan.
+study runs on one machine. The warm-up before the measured runs takes correlations of zeros: these
+are correct, and test data need no hiding. Delays follow from the plan.
 
-Every outcome is compared with plaintext that knows all randomness
+Every outcome is compared with a plaintext computation that knows all randomness
 (`experiments.benchmarks.verify_data`).
 
-Beside it, in the same session: one decoder block by SPU alone (`experiments.spu_baseline.block`).
+For comparison, the same session runs one decoder block by SPU alone
+(`experiments.spu_baseline.block`).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ _open = opening("rows of a block (study)", Owner.JOINT, "open")
 
 @dataclass(frozen=True)
 class Request:
-    """Public settings; `variants` may be empty when only the block is measured."""
+    """Public settings of the benchmark."""
 
     vocab: int
     draft_lengths: tuple[int, ...]
@@ -72,7 +73,7 @@ class Request:
     block: bool
 
     def check(self) -> None:
-        """Raise InputError for what cannot be measured."""
+        """Raise InputError for a request that cannot be measured."""
         commands.check_range("--vocab", self.vocab, 2, 1 << 18)
         if not self.draft_lengths:
             raise InputError("--draft-length is empty; give numbers from 1 to 16")
@@ -86,7 +87,7 @@ class Request:
 
     @property
     def cells(self) -> list[tuple[str, str]]:
-        """Return the variants with each source that they have a use for."""
+        """Return the pairs of variant and source to measure: NOISY variants take only logits."""
         return [
             (variant, source)
             for variant in dict.fromkeys(self.variants)
@@ -140,9 +141,9 @@ def run(session: PartySession, job: Job[Request, Nothing], send: Send) -> dict[s
 
 
 class Zeros:
-    """Units of zeros at both parties, for a run whose outcome nobody looks at: every result is the
-    product of its masks, but words of few bits are chosen between right only where shares are
-    uniform.
+    """Correlation source whose units are zeros at both parties, for a run whose outcome is not
+    used: each result is the product of its masks, as it must be, but selections between words of
+    few bits are right only where shares are uniform.
     """
 
     def take(
@@ -156,7 +157,7 @@ class Zeros:
 
 
 class VerifyBench(Bench):
-    """One party's half of the measurements of a session."""
+    """One party's side of the measurements of a session."""
 
     def __init__(self, session: PartySession, request: Request) -> None:
         super().__init__(session, request.repeat)
@@ -165,7 +166,7 @@ class VerifyBench(Bench):
     def variant(
         self, name: str, source: str, count: int, update: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Measure one variant from one source at a number of drafts; return a row of the result."""
+        """Measure one variant from one source with `count` drafts; return a row of the result."""
         before = self._begin()
         session, chosen = self._session, verifier(name, SAMPLING)
         logits = verify_data.step_logits(self._request.vocab, count)
@@ -211,8 +212,8 @@ class VerifyBench(Bench):
         )
 
     def block(self, count: int) -> dict[str, Any]:
-        """Measure SPU's decoder block at a number of drafts: a slice of it, its norms, and their
-        errors.
+        """Measure SPU's decoder block on the `count` + 1 positions of a step with `count` drafts: a
+        slice of the block, its norms, and the errors of both.
         """
         before = self._begin()
         shape, positions = BlockShape().sliced(SLICES), count + 1
@@ -250,8 +251,8 @@ class VerifyBench(Bench):
         return measured
 
     def _begin(self) -> int:
-        """Begin a row: return the resident bytes that its memory grows from, test data and
-        correlated randomness included.
+        """Begin a row of the result: return the resident bytes from which its growth of memory
+        counts, so that the growth includes test data and correlations.
         """
         forget_peak()
         return resident("VmRSS")
@@ -259,7 +260,7 @@ class VerifyBench(Bench):
     def _inputs(
         self, chosen: Verifier, step: Step | None, number: int, count: int
     ) -> tuple[Any, Any]:
-        """Return both parties' inputs to the verifier."""
+        """Return both parties' inputs to the verifier for the run `number`."""
         session, vocab = self._session, self._request.vocab
         shapes = chosen.client_shapes(count, vocab)
         return private_tree(session, CLIENT, attrgetter("client"), shapes, step), private_tree(
@@ -274,7 +275,9 @@ class VerifyBench(Bench):
 
 
 def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
-    """Return the verifier of one lane from shared logits, or what it does after its exponential."""
+    """Return the verifier of one sequence as a secure function of shared logits, or, if `exact`, of
+    shared weights: its part after the exponential.
+    """
 
     def from_weights(weights: Any, of_client: Any, of_provider: Any) -> Any:
         if chosen.name == "token":
@@ -295,7 +298,7 @@ def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
 
 
 def measure_blocks(model: Path, request: Request) -> list[dict[str, Any]]:
-    """Measure SPU's block alone on the local network, where nothing but computing takes time."""
+    """Measure SPU's block alone on the local network, where only computing takes time."""
     outcome, _ = run_study(PROGRAM, model, replace(request, variants=()))
     blocks: list[dict[str, Any]] = outcome.result["blocks"]
     return blocks
@@ -304,10 +307,10 @@ def measure_blocks(model: Path, request: Request) -> list[dict[str, Any]]:
 def measure(
     model: Path, request: Request, network: str, local: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Run one network's session; return its result as JSON fields. `model`: any, the provider is
-    started with it.
+    """Run one network's session; return its result as JSON fields. `model`: any model, because a
+    provider needs one to start.
 
-    local: the blocks of `measure_blocks`, when the request has blocks.
+    local: the result of `measure_blocks`, if the request includes the block.
     """
     request.check()
     # On the local network they need not be measured twice.
@@ -342,8 +345,8 @@ def measure(
 
 @functools.cache
 def cost(variant: str, source: str, drafts: int, vocab: int) -> Cost:
-    """Return the cost of one call, from the plan; its rounds are messages each of which waits for
-    the one before.
+    """Return the cost of one call from the plan; its rounds are the delays: messages of which each
+    waits for the one before.
     """
     chosen = verifier(variant, SAMPLING)
     args = [
@@ -355,7 +358,7 @@ def cost(variant: str, source: str, drafts: int, vocab: int) -> Cost:
 
 
 def _ratios(row: dict[str, Any], block: float | None) -> dict[str, float | None]:
-    """Divide by a block's seconds: what a call takes, and what it takes with what is made ahead."""
+    """Divide a row's seconds by a block's: online, and with the offline phase."""
     online, offline = row["seconds"], row["offline"]["seconds"]
     return {
         "ratio": online / block if block else None,
@@ -364,10 +367,11 @@ def _ratios(row: dict[str, Any], block: float | None) -> dict[str, float | None]
 
 
 def whole_block(local: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of a full block from its slice on the local network and on this one.
+    """Return the figures of a full block, from its slice measured on the local network (`local`)
+    and on this network (`here`).
 
-    Only seconds on the local network are scaled. What this network adds to the slice is not, and
-    neither are bytes and messages, which are the slice's: less than a full block takes.
+    Only the seconds on the local network are scaled. The seconds that this network adds to the
+    slice, its bytes and its messages are not: a full block takes more.
     """
     part, whole = local["norms"]["seconds"], local["slice"]["seconds"]
     computing = part + local["slices"] * max(0.0, whole - part)

@@ -1,7 +1,7 @@
-"""Test data of `bench verify`, and what is right: every outcome against plaintext.
+"""Test data of `bench verify`, and the check of every outcome against plaintext.
 
-Weights that come from shared logits are known within `WEIGHT_ERROR`; a decision closer than that to
-its edge may go either way.
+Weights computed from shared logits are off by at most `WEIGHT_ERROR`; a decision that is closer
+than that to its threshold may go either way.
 """
 
 from __future__ import annotations
@@ -38,31 +38,33 @@ _UNIT = 2.0**FRAC_BITS
 
 
 def step_logits(vocab: int, drafts: int) -> np.ndarray:
-    """Return the logits of a step in units: int32 [drafts + 1, vocab]; the same at both parties."""
+    """Draw the logits of a step in units: int32 [drafts + 1, vocab], equal at both parties."""
     rng = np.random.default_rng((vocab, drafts))
     z = rng.standard_normal((drafts + 1, vocab), np.float32) * np.float32(LOGITS_DEVIATION)
     return encode(z, FRAC_BITS).view(np.int64).astype(np.int32)
 
 
 def draft_logits(logits: np.ndarray, row: int) -> np.ndarray:
-    """Return the public model's logits float64 [vocab] of a row."""
+    """Draw the public model's logits float64 [vocab] for a row of the private model's logits."""
     noise = np.random.default_rng((*logits.shape, row)).standard_normal(logits.shape[1])
     return logits[row] / _UNIT + DRAFT_DEVIATION * noise
 
 
 def weights_of(logits: np.ndarray) -> np.ndarray:
-    """Return exp(z - max z) of a row of logits in units: float64 [vocab], in units, not rounded."""
+    """Return the weights exp(z - max z) of a row of logits in units: float64 [vocab], in units, not
+    rounded.
+    """
     return np.exp((logits - logits.max()) / _UNIT) * _UNIT
 
 
 def exact_weights(logits: np.ndarray) -> np.ndarray:
-    """Return the weights exp(z - max z) as integers: int32 [vocab], in units."""
+    """Return the weights exp(z - max z) of a row of logits as integers: int32 [vocab], in units."""
     return np.round(weights_of(logits)).astype(np.int32)
 
 
 def shared(rank: int, words: np.ndarray, seed: int) -> Arith:
-    """Return this party's share of fixed-point `words` (integers) that both know, under a uniform
-    mask.
+    """Return this party's share of fixed-point `words` (integers), which both parties know, under a
+    uniform mask.
     """
     mask = Prg.from_seed(seed, "shares").words(words.shape)
     own = mask if rank == CLIENT else as_words(words) - mask
@@ -71,7 +73,7 @@ def shared(rank: int, words: np.ndarray, seed: int) -> Arith:
 
 @dataclass(frozen=True)
 class Step:
-    """The client's plaintext view of one run: everything that decides its outcome."""
+    """Plaintext of one run, at the client: everything that decides its outcome."""
 
     verifier: Verifier
     logits: np.ndarray  # int32 [drafts + 1, vocab], in units
@@ -84,7 +86,7 @@ class Step:
 
     @staticmethod
     def drafted(variant: Verifier, logits: np.ndarray, exact: bool, run: int) -> Step:
-        """Draw the drafts and both parties' inputs of the run with this number."""
+        """Draw the drafts and both parties' inputs of run number `run`."""
         streams = Streams(Prg.from_seed(run, "drafting"), Prg.from_seed(run, "sampling"))
         count = len(logits) - 1
         drafts, q = [], np.zeros((count, logits.shape[1]))
@@ -96,7 +98,9 @@ class Step:
         return Step(variant, logits, exact, run, drafts, q, client, provider)
 
     def weights(self, row: int) -> np.ndarray:
-        """Return the weights float64 [vocab] of a row in units, off by `error` at most."""
+        """Return the weights float64 [vocab] of a row, in units; the verified weights differ by at
+        most `error`.
+        """
         logits = self.logits[row]
         return exact_weights(logits).astype(np.float64) if self.exact else weights_of(logits)
 
@@ -113,7 +117,7 @@ def provider_stream(run: int) -> Prg:
 
 
 def mistakes(step: Step, outcome: Any) -> list[str]:
-    """Return what an outcome at the client contradicts."""
+    """Describe the contradictions between an outcome at the client and plaintext."""
     uniform = Prg.from_seed(step.run, "resolving")
     try:
         k, chosen = step.verifier.resolve(
@@ -131,10 +135,10 @@ def mistakes(step: Step, outcome: Any) -> list[str]:
 
 
 def decisions(step: Step, q: np.ndarray, r: np.ndarray) -> list[tuple[bool, bool]]:
-    """Return whether each draft may be accepted, and rejected: (2 r' + 1) Q Z < W 2^scale
-    (sampling.py).
+    """Return, for each draft, whether it may be accepted, and whether it may be rejected, by the
+    rule (2 r' + 1) Q Z < W 2^scale (sampling.py).
 
-    q, r: integers [drafts], of the drafts alone.
+    q, r: integers [drafts], at the drafts only.
     """
     widths = Widths.of_weights(step.logits.shape[1])
     decided = []
@@ -149,14 +153,16 @@ def decisions(step: Step, q: np.ndarray, r: np.ndarray) -> list[tuple[bool, bool
 
 
 def _bounds(x: float, off: float) -> tuple[int, int]:
-    """Return the integers around x >= 0 that is off by `off`; Python's, which have room for
-    products.
+    """Return integer bounds of a number that is off from x >= 0 by at most `off`; Python integers,
+    whose products cannot overflow.
     """
     return max(0, math.floor(x - off)), math.ceil(x + off)
 
 
 def _stop_mistakes(step: Step, k: int, may: Sequence[tuple[bool, bool]]) -> list[str]:
-    """Check the first rejection at k: all drafts before it accepted, itself rejected."""
+    """Check the first rejection, at k: all drafts before k may be accepted, and draft k, if there
+    is one, rejected.
+    """
     wrong = [i for i in range(k) if not may[i][0]]
     if k < len(may) and not may[k][1]:
         wrong.append(k)
@@ -164,7 +170,9 @@ def _stop_mistakes(step: Step, k: int, may: Sequence[tuple[bool, bool]]) -> list
 
 
 def _post_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
-    """Check rejection bits by the integer rule; the row within tolerance of the exact weights."""
+    """Check the rejection bits by the integer rule, and the opened row of weights, which may be off
+    by the step's `error`.
+    """
     each = np.arange(len(step.drafts))
     q = step.client.q[each, step.drafts] if step.client.q.ndim == 2 else step.client.q
     may = decisions(step, q, step.client.r)
@@ -181,7 +189,9 @@ def _post_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
 
 
 def _token_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
-    """Check the first rejection by the integer rule; the token's block and place by the draws."""
+    """Check the first rejection by the integer rule, and the token's block, and its place in the
+    block, by the draws.
+    """
     of_client, of_provider = step.client.randomness, step.provider
     count, vocab = len(step.drafts), step.logits.shape[1]
     widths = Widths.of_weights(vocab)
@@ -207,8 +217,8 @@ def _token_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
 
 
 def places(weights: np.ndarray, off: np.ndarray, fraction: float) -> range:
-    """Return the places where `fraction` of the total of weights [n] may fall, each weight off by
-    off [n].
+    """Return the places where `fraction` of the total of `weights` [n] may fall, if each weight may
+    be off by `off` [n].
     """
     slack = 1e-9 * (weights.sum() + 1.0)  # of this arithmetic itself
     low = np.cumsum(np.maximum(weights - off, 0.0)) - slack
@@ -219,7 +229,9 @@ def places(weights: np.ndarray, off: np.ndarray, fraction: float) -> range:
 
 
 def _race_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
-    """Check that every emitted token wins its row, and that the rejected draft does not."""
+    """Check that every emitted token is the Gumbel-max winner of its row, and that the rejected
+    draft is not.
+    """
     noise = step.provider if step.verifier.name == "marked" else step.client.noise
     mistakes = []
     for i, emitted in enumerate([*step.drafts[:k], chosen]):

@@ -1,4 +1,4 @@
-"""The figures of `bench verify` for people: what is wrong, the criterion, a table, a plot."""
+"""Report of `bench verify`: failures, the criterion, a table, and a plot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAPER = {
 def failures(
     rows: Sequence[dict[str, Any]], blocks: Sequence[dict[str, Any]], network: str
 ) -> list[str]:
-    """Return what is not as it should be."""
+    """Describe the failures: mistakes of verification, errors of SPU's block above BLOCK_ERROR."""
     reasons = [
         f"{row['variant']} from {row['source']}, {row['draft_length']} drafts, {network}: {text}"
         for row in rows
@@ -43,8 +43,8 @@ def failures(
 
 
 def criterion(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Compare, per draft length, verification by `token` from logits with a quarter of SPU's block.
-    Empty when one of the two was not measured.
+    """Tell, per draft length, whether verification by `token` from logits takes at most SHARE of
+    the seconds of SPU's block. The result is empty when one of the two was not measured.
     """
     return [
         {name: row[name] for name in ("draft_length", "ratio", "ratio_with_offline")}
@@ -92,7 +92,7 @@ TOGETHER = (
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return one network's medians as Markdown."""
+    """Format one network's medians as Markdown."""
     first = result["memory_after_warm_up"]
     lines = [
         f"network {result['network']}: verification of drafts over {result['vocab']:,} tokens; "
@@ -113,7 +113,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def together(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the medians of several networks and vocabularies as one table."""
+    """Format the medians of several networks and vocabularies as one table."""
     places = [HEADS.index(head) for head in TOGETHER]
     rows = [
         [result["network"], f"{result['vocab']:,}", *(cells[i] for i in places)]
@@ -183,7 +183,7 @@ def _block_cells(block: dict[str, Any], result: dict[str, Any]) -> list[str]:
 
 
 def _memory(measured: dict[str, Any]) -> list[str]:
-    """Return the MiB of both parties: the peak, and by how much it is above the row's beginning."""
+    """Return both parties' memory in MiB: the peaks, and their growth since the row began."""
     return [
         ", ".join(map(mib_text, measured[name].values()))
         for name in ("peak_memory", "memory_growth")
@@ -191,7 +191,7 @@ def _memory(measured: dict[str, Any]) -> list[str]:
 
 
 def _notes(result: dict[str, Any]) -> list[str]:
-    """Return how SPU's block was measured, and the criterion."""
+    """Describe how SPU's block was measured, and whether the criterion holds."""
     if not result["blocks"]:
         return ["SPU's decoder block was not measured"]
     slices = result["blocks"][0]["slices"]
@@ -229,7 +229,7 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _bars(axes: Any, result: dict[str, Any]) -> None:
-    """Draw a group per draft length: the block, then the variants; the paper's figures as
+    """Draw a group of bars per draft length: the block, then the variants; the paper's figures are
     strokes.
     """
     rows, blocks = result["rows"], result["blocks"]

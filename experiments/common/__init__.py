@@ -1,1 +1,1 @@
-"""What studies share: both parties on this machine, costs, saved results."""
+"""Parts that all studies share: running both parties on this machine, costs, saved results."""

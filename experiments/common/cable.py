@@ -1,7 +1,7 @@
-"""A cable between two ports of this machine, as long and as thin as an emulated network's.
+"""A cable between two ports of this machine, with the delay and the rate of an emulated network.
 
-Unlike a relay's own emulation it knows nothing of what it carries, so that two ways of connecting
-can be compared on the same network. It runs in a process of its own.
+Unlike a relay's emulation, a cable does not depend on the protocol that it carries, so two ways of
+connecting can be compared on the same network. It runs in a separate process.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _LOOPBACK = "127.0.0.1"
 
 @contextlib.contextmanager
 def cable(network: str, targets: Sequence[int]) -> Iterator[list[int]]:
-    """Yield a port for each of `targets`: what is connected to it reaches that port of this
-    machine, and answers come back, both at the network's rate and delay. All share the rate, each
-    way its own. On a network without either, yield the targets themselves.
+    """Yield a port for each of `targets`. A connection to it is forwarded to the target port of
+    this machine, both directions at the network's rate and delay. All connections share the rate,
+    separately for each direction. On a network without rate and delay, yield the targets
+    themselves.
     """
     if NETWORKS[network].direct:
         yield list(targets)
@@ -45,8 +46,8 @@ def cable(network: str, targets: Sequence[int]) -> Iterator[list[int]]:
 
 
 def main() -> None:
-    """Run the cable of the network and ports that the command line names. Print its own ports, and
-    end with standard input.
+    """Run the cable with the network and target ports of the command line. Print its own ports, and
+    end when standard input does.
     """
     network, *targets = sys.argv[1:]
     listeners = [socket.create_server((_LOOPBACK, 0)) for _ in targets]
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 class _Way:
-    """One direction, shared by all connections."""
+    """One direction of the cable, shared by all connections."""
 
     def __init__(self, shaper: Shaper) -> None:
         self._shaper, self._lock = shaper, threading.Lock()

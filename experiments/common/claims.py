@@ -9,9 +9,7 @@ from experiments.common import saved
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence, the result in `experiments/data` that it comes from, and the section that has all
-    of it, as PAGE or PAGE#SECTION.
-    """
+    """A headline claim and its evidence."""
 
     words: str
     result: str
@@ -75,7 +73,7 @@ CLAIMS = (
 
 
 def paragraphs() -> list[str]:
-    """Return the claims as one list in Markdown, as it stands in docs/results/README.md."""
+    """Return the claims as one Markdown list, for docs/results/README.md."""
     return ["\n".join(_line(claim) for claim in CLAIMS)]
 
 

@@ -1,4 +1,4 @@
-"""What the commands of studies share: options, and how a result is printed, written and judged."""
+"""Parts that the commands of studies share: options; printing, writing and checking a result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
 def add_number(
     parser: argparse.ArgumentParser, name: str, default: int, words: str, metavar: str = "N"
 ) -> None:
-    """Add an option for a whole number; its help ends in its default."""
+    """Add an option for a whole number; its help ends with its default."""
     parser.add_argument(
         name, type=int, default=default, metavar=metavar, help=f"{words} (default: %(default)s)"
     )
@@ -96,7 +96,7 @@ def private_model(options: argparse.Namespace) -> Path:
 
 
 def pair(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the private model and the draft model."""
+    """Return the private model and the draft model that the options name, or the shipped ones."""
     return private_model(options), options.draft_model or shipped("public")
 
 
@@ -106,14 +106,16 @@ def prompt(options: argparse.Namespace) -> str:
 
 
 def check_range(option: str, value: int, least: int, most: int | None = None) -> None:
-    """Raise InputError unless what was found for an option is in its range."""
+    """Raise InputError unless the value of an option is in its range."""
     if value < least or (most is not None and value > most):
         allowed = f"at least {least}" if most is None else f"{least} to {most}"
         raise InputError(f"{option} must be {allowed}, found {value}")
 
 
 def check_folders(options: argparse.Namespace) -> None:
-    """Raise InputError before hours of work whose result or picture could not be written."""
+    """Raise InputError when the folder of `--json` or `--plot` does not exist, before hours of
+    work.
+    """
     for name in ("json", "plot"):
         file = getattr(options, name, None)
         if file is not None and not file.resolve().parent.is_dir():
@@ -130,8 +132,8 @@ def each_network(
     plot: Callable[[list[dict[str, Any]], Path], None] | None = None,
     complaint: str = "a result is wrong",
 ) -> None:
-    """Measure, print, write and draw network by network, each at once, since the next may take
-    hours. SpuLlmError with `complaint` when results have failures.
+    """Measure network by network; print, write and draw each result at once, since the next may
+    take hours. SpuLlmError with `complaint` when results have failures.
     """
     results: list[dict[str, Any]] = []
     for network in options.network:
@@ -144,21 +146,21 @@ def each_network(
 
 
 def conclude(options: argparse.Namespace, result: dict[str, Any], table: str) -> None:
-    """Print and write the result; SpuLlmError when its criterion does not hold."""
+    """Print and write the result; SpuLlmError when it has failures: its criterion does not hold."""
     show_table(table)
     write(options, result)
     check([result], "the criterion does not hold")
 
 
 def write(options: argparse.Namespace, result: Any) -> None:
-    """Write the result to `--json`, where it is given."""
+    """Write the result to the file of `--json`, if given."""
     if options.json is not None:
         write_json(options.json, result)
 
 
 def earlier(path: Path | None, plan: Any) -> list[dict[str, Any]]:
-    """Return the rows that the file holds of the same plan, a dataclass; InputError when it is of
-    another.
+    """Return the rows that an earlier run with the same plan (a dataclass) wrote to the file, none
+    without a file; InputError when the file is of another plan.
     """
     if path is None or not path.exists():
         return []
@@ -181,8 +183,8 @@ def resumed(
         dict[str, Any],
     ],
 ) -> dict[str, Any]:
-    """Run measure(say, keep, done) of a plan, which goes on with what `--json` holds of it: `say`
-    shows progress, `keep` writes a result so far, `done` are its rows.
+    """Run measure(say, keep, done) for a plan, resuming from the rows `done` that the file of
+    `--json` holds; `say` shows progress, `keep` writes an unfinished result.
     """
     done, progress = earlier(options.json, plan), Progress()
     try:
@@ -192,6 +194,6 @@ def resumed(
 
 
 def check(results: Iterable[dict[str, Any]], complaint: str = "a result is wrong") -> None:
-    """Raise SpuLlmError, which begins with `complaint`, when results have failures."""
+    """Raise SpuLlmError, which begins with `complaint`, when a result has failures."""
     if failures := [text for result in results for text in result.get("failures", ())]:
         raise SpuLlmError(f"{complaint}: {'; '.join(failures[:3])}")

@@ -1,8 +1,8 @@
-"""Which kind of layer the steps of a secure program belong to, by the name scopes they carry.
+"""Kinds of layers: classification of the steps of a secure program by their name scopes.
 
-Scopes are those of the model (`jax.named_scope` in `models/family.py` and
-`spu_llm/systems/decoding/secure_model.py`) and the names of approximations (`spu_llm.core.approx`),
-which their equations get on shares:
+A scope comes from the model (`jax.named_scope` in `models/family.py` and
+`spu_llm/systems/decoding/secure_model.py`) or is the name of an approximation
+(`spu_llm.core.approx`), which its equations get on shares:
 
     embedding                 embedding
     .. rms_norm               norm
@@ -42,7 +42,7 @@ _WHOLE = ("embedding", "head", "verification")  # whatever stands inside
 
 
 def kind_of(scope: str, op: str) -> str:
-    """Return the kind of a step with this scope; `op` is the op's name, "" for other steps."""
+    """Return the kind of a step with this scope; `op`: the op's name, "" for steps without op."""
     parts = scope.split("/")
     for kind in _WHOLE:
         if kind in parts:
@@ -60,10 +60,10 @@ def kind_of(scope: str, op: str) -> str:
 
 
 def by_kind(entries: Sequence[Entry], steps: Sequence[Step], rank: int) -> dict[str, Any]:
-    """Return seconds, bytes by direction and sends of both parties per kind, of the entries of one
-    call of a plan with these steps, at the party `rank`.
+    """Return, per kind, seconds, bytes by direction and sends of both parties, from the meter
+    entries at party `rank` of one call of a plan with these steps.
 
-    Ops say themselves what they belong to; other work runs in the order of the plan.
+    The entry of an op has its scope; the entries of other steps come in the order of the plan.
     """
     works = iter([step for step in steps if isinstance(step, Run)])
 
@@ -83,11 +83,10 @@ def _scope_of_run(run: Run) -> str:
 
 
 def chains(calls: Sequence[Call], steps: Sequence[Step]) -> dict[str, int]:
-    """Return, per kind, its part of the longest chain of messages of a call that wait for each
-    other.
+    """Return, per kind, its part of a call's longest chain of messages that wait for each other.
 
-    Ops of one parallel group run side by side: it is as long as its longest op, and counts for that
-    op's kind. Segments, whose chains SPU does not tell, are left out.
+    Ops of a parallel group run side by side: the group is as long as its longest op and counts for
+    the kind of that op. SPU segments are left out, because SPU does not report their chains.
     """
     groups = [step.group for step in steps if isinstance(step, OpCall)]
     counts: dict[str, int] = defaultdict(int)

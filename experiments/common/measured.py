@@ -1,4 +1,4 @@
-"""What a piece of a session costs: its wall time, its traffic, and the memory of both workers."""
+"""Cost of a piece of a session: its wall time, its traffic, and the memory of both workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIGURES = ("seconds", "client_to_provider", "provider_to_client", "messages")
 
 
 def opening(label: str, owner: Owner, name: str, to: Owner = Owner.CLIENT) -> SecureFunction:
-    """Return a secure function that opens what it is given, which is `owner`'s."""
+    """Return a secure function that opens its argument, owned by `owner`, to the party `to`."""
     return SecureFunction(lambda x: reveal(x, to=to, label=label), (owner,), name)
 
 
@@ -38,10 +38,10 @@ _note = opening("provider's peak memory (study)", Owner.PROVIDER, "note")
 
 
 def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[str, Any]]:
-    """Return the result of `work` and its cost, as phase `phase` of the session's meter.
+    """Run `work` as phase `phase` of the session's meter; return its result and its cost.
 
-    Wall seconds, bytes by direction and `messages` (sends of both parties) are online ones; what
-    was made meanwhile for later is in `offline`, its seconds included.
+    Wall seconds, bytes by direction and `messages` (sends of both parties) are online; the cost of
+    correlated randomness that was made meanwhile is in `offline`, its seconds included.
     """
     meter, rank = session.meter, getattr(session, "rank", CLIENT)
     mark, before, started = len(meter.entries), meter.seconds.get(phase, 0.0), time.perf_counter()
@@ -58,9 +58,7 @@ def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[
 
 
 class Forward(NamedTuple):
-    """A forward that was measured: its cost with what came of it; its own entries in the meter, the
-    steps of its plan, and what it took.
-    """
+    """A measured forward."""
 
     cost: dict[str, Any]
     entries: list[Entry]
@@ -76,8 +74,9 @@ def forward(
     resolve: Callable[..., int],
     *args: Any,
 ) -> Forward:
-    """Make what a forward of one lane takes, then run it, resolve and announce on the clock, as
-    phase `phase`. resolve(*args, outcome), at the client: how many drafts stay.
+    """Run a forward of one sequence, resolve its outcome and announce the result, timed as phase
+    `phase`; the correlations that the forward takes are made before it, as offline cost.
+    resolve(*args, outcome) returns, at the client, the number of accepted drafts.
     """
     mark = len(session.meter.entries)
 
@@ -98,8 +97,8 @@ def forward(
 
 
 def make_second_batches(session: PartySession, demand: Demand) -> None:
-    """Make one more batch of what one batch was made of: the first one's seconds hold
-    compilation.
+    """Make a second batch of each correlation of `demand` of which one batch was made, because the
+    seconds of the first include compilation.
     """
     made = batches_made(session.meter.entries)
     for name, need in demand.correlations.items():
@@ -109,7 +108,7 @@ def make_second_batches(session: PartySession, demand: Demand) -> None:
 
 
 def grouped(entries: Iterable[Entry], name_of: Callable[[Entry], str]) -> dict[str, list[Entry]]:
-    """Group entries by what `name_of` says of them, in order."""
+    """Group entries by their `name_of`, in order."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(name_of(entry), []).append(entry)
@@ -117,16 +116,16 @@ def grouped(entries: Iterable[Entry], name_of: Callable[[Entry], str]) -> dict[s
 
 
 def batches_made(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Return the batches among `entries`, by name of correlation."""
+    """Select the entries that are batches of a correlation, grouped by its name."""
     return grouped((e for e in entries if e.kind == "pool"), lambda e: e.name)
 
 
 def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict[str, Any]]:
-    """Return what the correlated randomness of `demand` costs to make, by name: its part of the
-    batches among `entries`.
+    """Return the cost of making the correlations of `demand`, by name: their part of the cost of
+    the batches among `entries`.
 
-    The first batch of a kind is left out where there are others: it compiles. Kinds that no batch
-    was made of are not there.
+    The first batch of a correlation is left out where there are others, because it compiles. A
+    correlation without a batch is missing in the result.
     """
     made = batches_made(entries)
     prices = {}
@@ -140,14 +139,14 @@ def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict
 
 
 def summed(costs: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Add up seconds, bytes by direction and sends of all costs."""
+    """Add up costs: seconds, bytes by direction and sends."""
     entries = list(costs)
     return {name: sum(cost[name] for cost in entries) for name in FIGURES}
 
 
 def total(entries: Sequence[Entry], rank: int) -> dict[str, Any]:
-    """Return seconds, bytes by direction and sends of both parties over entries of the party
-    `rank`.
+    """Add up the meter entries of party `rank`: seconds, bytes by direction, and sends of both
+    parties.
     """
     traffic = sum((e.traffic for e in entries), Traffic())
     ours, peers = traffic.sent_bytes, traffic.received_bytes
@@ -173,8 +172,8 @@ def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def resident(field_name: str) -> int:
-    """Return the bytes of this process, as the kernel counts: VmRSS now, VmHWM at most since
-    `forget_peak`.
+    """Return the resident bytes of this process by the kernel's count: VmRSS, the present ones;
+    VmHWM, the largest since `forget_peak`.
     """
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{field_name}:"):
@@ -183,7 +182,9 @@ def resident(field_name: str) -> int:
 
 
 def forget_peak() -> None:
-    """Start a new peak; where the kernel does not allow it, peaks are those of the process."""
+    """Reset the peak of resident bytes; where the kernel does not allow it, peaks count from the
+    start of the process.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
@@ -191,13 +192,15 @@ def forget_peak() -> None:
 
 
 def peaks(session: PartySession) -> dict[str, int]:
-    """Return the largest resident bytes of both workers since `forget_peak`, at the client."""
+    """Return the peak resident bytes of both workers since `forget_peak`, by role; valid at the
+    client only.
+    """
     own = resident("VmHWM")
     return dict(zip(ROLES, (own, *hear(session, _note, own)), strict=True))
 
 
 def hear(session: PartySession, note: SecureFunction, *numbers: int) -> list[int]:
-    """Return the provider's numbers at the client, opened by `note`; zeros at the provider."""
+    """Open the provider's numbers to the client by `note`; return them, zeros at the provider."""
     with enable_x64():  # whole words
         own = session.private(PROVIDER, lambda: numbers, (len(numbers),), np.int64)
         heard = session.get(session.call(note, own))

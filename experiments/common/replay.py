@@ -1,8 +1,9 @@
-"""How long the messages of a plan take, from dry runs of both parties, and what a call sends.
+"""Replay of a plan's messages on a network, from dry runs of both parties: their time, number and
+bytes.
 
-Every op's messages are played in the order in which the executor would send them: ops of one
-parallel group that draw on different correlations in merged rounds (`spu_llm.core.merged_rounds`),
-all others one by one. Nothing is computed: time passes on the link alone.
+Messages are played in the order in which the executor would send them: ops of one parallel group
+that draw on different correlations in merged rounds (`spu_llm.core.merged_rounds`), all others one
+by one. Nothing is computed: time passes only on the link.
 """
 
 from __future__ import annotations
@@ -30,15 +31,13 @@ Part = tuple[int, int]  # task (as in merged rounds), bytes
 
 
 def dry_parties() -> list[DrySession]:
-    """Return both parties' dry sessions, each on its own."""
+    """Return a separate dry session for each party."""
     frac_bits = SpuConfig().frac_bits
     return [DrySession(DryRun(rank, frac_bits)) for rank in (CLIENT, PROVIDER)]
 
 
 def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
-    """Return the cost of one call with arguments of these forms (values, or shapes with a
-    dtype).
-    """
+    """Return the cost of one call; `args` are values, or only shapes with a dtype."""
     parties = dry_parties()
     for party in parties:
         party.call(function, *args)
@@ -50,9 +49,7 @@ def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
 
 @dataclass
 class Replay:
-    """A link, and what has passed over it: `sent` payload bytes and `messages` of each party;
-    `now`, the time (s) at each of them.
-    """
+    """A link, and the traffic that has passed over it, by party."""
 
     shape: NetworkShape
     sent: list[int] = field(default_factory=lambda: [0, 0])
@@ -95,7 +92,9 @@ class Replay:
 
 
 class _Side:
-    """One party of a group of ops, its tasks; `merged`: side by side, in merged rounds."""
+    """One party's side of a group of ops, which are its tasks; `merged`: they run side by side, in
+    merged rounds.
+    """
 
     def __init__(self, dialogues: Sequence[Dialogue], merged: bool) -> None:
         self._tasks = [deque(d) for d in dialogues]
@@ -104,11 +103,13 @@ class _Side:
 
     @property
     def left(self) -> int:
-        """Return the number of messages to come."""
+        """Return the number of messages still to send or receive."""
         return sum(map(len, self._tasks))
 
     def advance(self) -> list[list[Part]]:
-        """Return what is sent until every task waits: one message, or one for each part."""
+        """Advance every task until it waits for a message; return the messages sent: one for all
+        parts if merged, else one for each part.
+        """
         parts: list[Part] = []
         for i, task in enumerate(self._tasks):
             while task and (task[0][0] or self._inbox[i]):
@@ -127,8 +128,8 @@ class _Side:
 def _groups(
     steps: Iterable[Step], client: Sequence[Call], provider: Sequence[Call]
 ) -> Iterator[list[tuple[Dialogue, Dialogue]]]:
-    """Yield the dialogues of what runs side by side, group after group, as the executor groups
-    it.
+    """Yield both parties' dialogues of the ops that run side by side, group after group, as the
+    executor groups them.
     """
     ops = [step for step in steps if isinstance(step, OpCall)]
     indices = range(len(ops))

@@ -1,6 +1,4 @@
-"""What reports for people share: Markdown tables, quantities as text, and figures that plots are
-drawn into.
-"""
+"""Parts that reports share: Markdown tables, quantities as text, and figures for plots."""
 
 from __future__ import annotations
 
@@ -50,22 +48,22 @@ def figures_table(head: str, figures: Iterable[Column[R]], records: Mapping[str,
 
 
 def cell(text: str) -> str:
-    """Write any text as a cell: one line, and no end of the cell."""
+    """Write any text as a cell of a Markdown table: on one line, with `|` escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def criterion(name: str, bound: str, value: str, *, holds: bool) -> str:
-    """Write a criterion in one line."""
+    """Write a criterion, its value, and whether it holds, on one line."""
     return f"criterion {name}, {bound}: {value}: {'holds' if holds else 'does not hold'}"
 
 
 def three(x: float) -> str:
-    """Write a number in three figures."""
+    """Write a number to three significant digits."""
     return f"{Decimal(f'{x:.3g}').normalize():f}"
 
 
 def bytes_text(count: float) -> str:
-    """Write bytes in three figures."""
+    """Write a number of bytes to three significant digits, in MB, kB or B."""
     for unit, least in (("MB", 10**6), ("kB", 10**3)):
         if count >= least:
             return f"{three(count / least)} {unit}"
@@ -73,7 +71,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Write seconds in three figures."""
+    """Write seconds to three significant digits, in s or ms."""
     return f"{three(seconds)} s" if seconds >= 1 else f"{three(1e3 * seconds)} ms"
 
 
@@ -101,5 +99,7 @@ def figure(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int) -> None:
-    """Write a figure without the library's version, so that equal figures are equal files."""
+    """Write a figure to a file, without the library's version, so that equal figures give equal
+    files.
+    """
     figure.savefig(path, dpi=dpi, metadata={"Software": ""})

@@ -1,7 +1,8 @@
-"""Results that are committed: `experiments/data/NAME.json`, as the command's `--json` wrote them.
+"""Committed results: `experiments/data/NAME.json`, as a command's `--json` wrote them.
 
-Tables, notebooks and the README's figure are made of them. `index.json` says of each which command
-writes it again, whether nothing else ran on the machine ("quiet"), and what else to know ("note").
+Tables, notebooks and the README's figure are made from them. `index.json` has, for each result, the
+command that makes it, whether nothing else ran on the machine ("quiet"), and, where needed, a
+remark ("note") and a title.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def load(name: str) -> dict[str, Any]:
 
 
 def origin(name: str) -> str:
-    """Return the command that made the result `name`, what its seconds are worth, and its note if
-    any.
+    """Describe the origin of the result `name`: its command, whether its seconds are only upper
+    bounds, and its note, if any.
     """
     made = load("index")[name]
     worth = "" if timed(name) else "; taken beside other work: seconds are upper bounds"
@@ -33,23 +34,23 @@ def origin(name: str) -> str:
 
 
 def timed(name: str) -> bool:
-    """Return whether nothing else ran, so that seconds may be compared."""
+    """Tell whether nothing else ran on the machine, so that the result's seconds are comparable."""
     return bool(load("index")[name]["quiet"])
 
 
 def title(name: str) -> str:
-    """Return what the result's section is called, if it says so."""
+    """Return the title of the result's section in the index, "" if there is none."""
     return str(load("index")[name].get("title", ""))
 
 
 def there(*names: str) -> list[str]:
-    """Return the given names that the index has."""
+    """Return the given names that are in the index."""
     index = load("index")
     return [name for name in names if name in index]
 
 
 def machines(result: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every machine that a result names, with its commit and date."""
+    """Yield every machine record in a result, with commit and date."""
     if isinstance(result, dict):
         if "machine" in result:
             yield result["machine"]
@@ -67,11 +68,11 @@ def link(name: str) -> str:
 def under_table(
     names: Iterable[str], machines: Iterable[Mapping[str, Any]], load_text: str = ""
 ) -> str:
-    """Return where a table comes from: commit, days, machine, load, and the files of the results
-    `names`.
+    """Write the line under a table that tells its origin: commit, days, machine, load, and links to
+    the results `names`.
 
-    The load is by default that of quiet runs: jobs that wanted a core before they began. ValueError
-    unless all is of one commit and one machine.
+    The load is by default the number of jobs that wanted a core before each run began, as for quiet
+    runs. ValueError unless all `machines` have one commit and are one machine.
     """
     several = list(machines)
     made = {(m["commit"], m["cores"], round(m["memory_gib"])) for m in several}

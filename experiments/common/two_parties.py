@@ -1,4 +1,4 @@
-"""Runs a study on this machine: both parties as they are in `spu-llm demo`, progress on stderr."""
+"""Run of a study on this machine: both parties as in `spu-llm demo`, with progress on stderr."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def run_study(
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
 ) -> tuple[SessionOutcome, Manifest]:
-    """Run one session of `program` with a provider process that holds `model`; `inputs`: the
-    client's.
+    """Run one session of `program` with a provider process that holds `model`; `inputs` are the
+    client's. Return the outcome and the manifest that the parties agreed on.
 
-    `tokenizer` is the directory of the client's copy, that of `model` by default; `sampling_seed`
+    `tokenizer` is the directory of the client's tokenizer, by default `model`; `sampling_seed`
     fixes the provider's joint randomness. Events named "stage", "update" and "making" are shown,
     all others go to `on_event`.
     """
@@ -73,8 +73,8 @@ def run_study(
 
 
 def session_record(outcome: SessionOutcome, agreed: Manifest, **more: str) -> dict[str, Any]:
-    """Return how the result of every study of one session ends: bytes on the wire, what each party
-    learned, the machine, and the session's settings with `more` of the study's own.
+    """Return the last fields of the result of every study of one session: bytes on the wire, what
+    each party learned, the machine, and the session's settings, with `more` from the study.
     """
     return {
         "wire_bytes": {
@@ -88,8 +88,8 @@ def session_record(outcome: SessionOutcome, agreed: Manifest, **more: str) -> di
 
 
 def run_command(arguments: Sequence[str], json_file: Path) -> dict[str, Any]:
-    """Run a command of `spu-llm` in a process of its own; return what it writes with `--json`.
-    SpuLlmError when it fails.
+    """Run a command of `spu-llm` in a separate process; return the JSON that it writes. SpuLlmError
+    when it fails.
     """
     command = [*python_command("spu_llm.app.cli"), *arguments, f"--json={json_file}"]
     done = subprocess.run(command, capture_output=True, text=True)

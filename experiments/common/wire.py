@@ -1,13 +1,14 @@
-"""What passes between the workers, as an observer of the relay's connection could list it.
+"""Transcript of the messages between the workers, as an observer of the relay's connection could
+list them.
 
-Messages of our own are listed by the stream of their channel and their place in it
+Messages of this project's channels are listed by stream and by their place in it
 (`spu_llm.net.stream_channel`).
 
 SPU's link (yacl) speaks brpc's `baidu_std`: "PRPC", body size and meta size (big-endian 32 bit),
 then the body, of which the first part is the meta. Each party sends its messages as requests on the
-connection that it opened; the peer's empty responses come back on the same one. A request's
+connection that it opened; the peer's empty responses come back on the same connection. A request's
 payload is a protobuf (`PushRequest`) with the sender's rank, the message's key, its bytes and, when
-a message was cut into pieces of 1 MiB, where the piece belongs. The key names the sub-channel,
+a message was cut into pieces of 1 MiB, the place of the piece. The key names the sub-channel,
 counts within it, and ends in a number that counts all messages of the sender, so messages of two
 runs can be paired. Every message is also acknowledged by one with the key "ACK".
 """
@@ -33,7 +34,7 @@ _KEY_END = b"\x01\x02"  # between the name of a message and its number
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a worker: who sent it, its name and number, and its payload in bytes."""
+    """One message of a worker."""
 
     sender: int
     name: str  # sub-channel, count within it, kind of operation
@@ -43,20 +44,22 @@ class Message:
 
 @dataclass(frozen=True)
 class Push:
-    """One request on the wire; a message or a piece of one."""
+    """One request on the wire: a message or a piece of one."""
 
     key: bytes
     size: int
 
 
 class RequestParser:
-    """Turns one direction of one brpc connection, in any chunks, into its requests."""
+    """Parser of the requests in one direction of a brpc connection, fed in any chunks."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Push]:
-        """Take the next bytes; return the requests they complete. WireError when it is not brpc."""
+        """Take the next bytes; return the requests that they complete. WireError for bytes that are
+        not brpc.
+        """
         self._rest += data
         requests, position = [], 0
         while len(self._rest) - position >= _HEADER.size:
@@ -75,7 +78,9 @@ class RequestParser:
 
 
 class SizeParser:
-    """Turns one direction of a channel of ours, in any chunks, into its messages' sizes."""
+    """Parser of the messages' sizes in one direction of a channel of this project, fed in any
+    chunks.
+    """
 
     def __init__(self) -> None:
         self._left = NUMBER_BYTES  # to pass over: of the channel's number, or a message
@@ -138,8 +143,8 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 class Transcript:
-    """Everything the two workers sent each other, but for acknowledgements; the order of one sender
-    is that of `number`.
+    """All messages that the two workers sent each other, without acknowledgements. The messages of
+    one sender are ordered by `number`.
     """
 
     def __init__(self) -> None:
@@ -152,11 +157,11 @@ class Transcript:
             self._sizes[sender, push.key] += push.size
 
     def add_own(self, sender: int, stream: int, sizes: list[int]) -> None:
-        """Add messages of a channel of ours, by their sizes."""
+        """Add messages of a channel of this project, by their sizes."""
         self._own[sender, stream] += sizes
 
     def messages(self) -> list[Message]:
-        """Return the client's messages first, each party's in the order in which it sent them."""
+        """Return the messages, the client's first, each party's in the order of sending."""
         messages = []
         for (sender, key), size in self._sizes.items():
             name, end, number = key.partition(_KEY_END)
@@ -171,9 +176,9 @@ class Transcript:
 
 
 class Recorder:
-    """A `ByteStream` that lists what the workers send through it, at the client's end.
+    """A `ByteStream` that records what the workers send through it, at the client's end.
 
-    Keeps names and sizes only, so hours of traffic fit into memory.
+    It stores only names and sizes, so hours of traffic fit into memory.
     """
 
     def __init__(self, inner: ByteStream) -> None:

@@ -15,7 +15,7 @@ A run's parts, which add up to all of it:
     launch    both parties' processes, their imports and handshake, and their end: seconds only
     hint      what the client gets of the weights once, and keeps (`spu_llm.offline.silent`)
     set_up    oblivious transfer, keys, weights, compiling, agreeing on programs
-    material  batches of correlated randomness, what is left over of them included; seconds that
+    `material` batches of correlated randomness, what is left over of them included; seconds that
               the parties plan with are apart (`planning`)
     prefill, decode   online, the client's drafting included
 """

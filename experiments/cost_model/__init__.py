@@ -1,1 +1,1 @@
-"""What a completion would cost, from plans and prices."""
+"""Cost model: what a completion would cost, from plans and prices."""

@@ -37,11 +37,7 @@ _CORES = 2  # that the prices' runs had between both parties, one for each
 
 @dataclass(frozen=True)
 class Options:
-    """A greedy completion's public settings, the network, and the cores of both parties together.
-
-    `bandwidth` (Mbps, 0: unlimited) and `delay` (ms, one way) replace those of the network. The
-    step is the mean of the first `steps`. `public_tokens` come before the prompt, in the clear.
-    """
+    """A greedy completion's public settings, the network, and the machine."""
 
     prompt_tokens: int
     new_tokens: int
@@ -73,7 +69,7 @@ class Options:
         return replace(shape, name="network")
 
     def check(self, config: ModelConfig) -> None:
-        """Raise InputError for what cannot be estimated."""
+        """Raise InputError for a completion that cannot be estimated."""
         commands.check_range("--public-tokens", self.public_tokens, 0)
         config.check_public(self.public_tokens, "give --public-tokens N")
         self.request.check(config)
@@ -90,8 +86,9 @@ class Options:
 
 
 def estimate(model: Path, options: Options, *, growth: bool = False) -> dict[str, Any]:
-    """Return the figures of the prefill and of a decode step after it, as JSON fields. `model`: a
-    directory with a `config.json`; weights are not read.
+    """Estimate the prefill and a decode step after it; return the figures as JSON fields. `model`:
+    a directory with a `config.json`; weights are not read. `growth`: estimate also with the layers,
+    the width, the prompt and the vocabulary doubled in turn.
     """
     config = load_config(model)
     options.check(config)
@@ -116,7 +113,7 @@ def _steps(config: ModelConfig, options: Options, prices: Prices) -> list[dict[s
 
 
 def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
-    """Return the figures of one step; seconds by what takes them."""
+    """Return the figures of one step; its seconds also in parts: delay, transmission, compute."""
     shape, slower = options.shape, max(1.0, _CORES / options.cores)
     counts = work.counts
     network = counts[f"seconds {shape.name}"]
@@ -153,7 +150,7 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
 def _growth(
     config: ModelConfig, options: Options, prices: Prices, base: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the figures of the prefill and a step with one thing doubled at a time."""
+    """Return the figures of the prefill and of a step for each variant, with one size doubled."""
     longer = 2 * options.prompt_tokens
     room = max(config.context, options.public_tokens + longer + options.new_tokens)
     variants = [
@@ -171,7 +168,7 @@ def _growth(
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return the figures as Markdown."""
+    """Format the estimate as Markdown."""
     model, options = config_from(result["model"]), result["options"]
     network = Options(**options).shape
     rate = f"{network.bits_per_s / 1e6:g} Mbps" if network.bits_per_s else "unlimited bandwidth"
@@ -219,7 +216,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _costs(first: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Return a table of steps with their names."""
+    """Return the lines of a table of steps with their names; `first`: the first column's head."""
     heads = first, "seconds", "MB", "messages", "offline seconds", "offline MB"
     return report.table(
         heads,

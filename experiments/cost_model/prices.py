@@ -1,20 +1,20 @@
-"""What a unit of each correlation costs to make, and what computing costs online: fitted to runs.
+"""Prices: the cost of making a unit of each correlation, and of computing online, fitted to runs.
 
-Runs are those of `experiments.benchmarks.scale` on models small enough to take minutes; their
-workloads (`experiments.cost_model.workload`) say what was made and computed. A batch of most
-correlations costs its oblivious transfers, or its words of results where it takes none, times a
-price of their kind. SPU's products of shared matrices are made of ciphertexts that hold 8,192
-words: bytes follow from how many it takes, seconds from words and multiplications. Those of packed
-products are counted: bytes follow from how many there are, seconds from what is done with them.
-Silent products with weights take seconds for each input and output, and no bytes. Computing online
-is a sum of such terms, too (`workload.COMPUTE`).
+The runs are runs of `experiments.benchmarks.scale` on models small enough to take minutes; their
+workloads (`experiments.cost_model.workload`) say what was made and computed. For most correlations,
+the price of a batch is its number of oblivious transfers, or of words of results where it takes
+none, times a price of the kind. SPU's products of shared matrices use ciphertexts that hold 8,192
+words: bytes follow from the number of ciphertexts, seconds from words and multiplications. The
+ciphertexts of packed products are counted: bytes follow from their number, seconds from the
+operations on them. Silent (PCG-style) products with weights take seconds for each input and output,
+and no bytes. The price of computing online is a sum of such terms, too (`workload.COMPUTE`).
 
-SPU's stocks of transfers are extended in one batch of some twenty (`experiments.common.transfers`).
-Prices of batches are those of the others; what such a batch costs more is the price of an
-extension, and whatever takes transfers bears its part of it.
+SPU's stocks of transfers are extended in about one batch in twenty
+(`experiments.common.transfers`). Prices of batches come from the others; the extra cost of such a
+batch is the price of an extension, and each correlation that takes transfers bears its part of it.
 
-The prices in `prices.json` next to this file were made by `spu-llm experiment prices`, but for what
-its `origin` says; they are those of the machine that the file names.
+The prices in `prices.json` next to this file were made by `spu-llm experiment prices`, except where
+its `origin` says otherwise, on the machine that the file names.
 """
 
 from __future__ import annotations
@@ -54,11 +54,8 @@ _MADE_ALIKE = {"transfer": "bits times"}  # a correlated OT a word
 
 @dataclass(frozen=True)
 class Prices:
-    """`flat`: per transfer, or per word of results of what takes none, by kind of correlation.
-    `fitted`: coefficients of the terms of products of matrices, by kind. `messages`: of a batch,
-    both parties', by kind. All three are without extensions of SPU's stocks of transfers.
-    `extension`: of both stocks together, COSTS for STOCK transfers in each direction; its messages
-    do not wait for each other. `compute`: seconds per unit of `workload.COMPUTE`.
+    """Prices of a machine. `flat`, `fitted` and `messages` are by kind of correlation and without
+    extensions of SPU's stocks of transfers.
     """
 
     machine: dict[str, Any]
@@ -72,7 +69,7 @@ class Prices:
 
     @staticmethod
     def load(path: Path = SHIPPED) -> Prices:
-        """Read the prices; InputError when there are none."""
+        """Read prices from a file; InputError when it cannot be read or holds none."""
         try:
             return Prices(**json.loads(path.read_text(encoding="utf-8")))
         except OSError as exc:
@@ -81,8 +78,8 @@ class Prices:
             raise InputError(f"{path} holds no prices; make them by `experiment prices`") from None
 
     def of_units(self, correlation: Correlation, units: float) -> dict[str, float]:
-        """Return seconds, bytes by direction and messages of units, as their part of full batches
-        and of extensions of the stocks of transfers.
+        """Return seconds, bytes by direction and messages of making `units` of a correlation: their
+        part of full batches and of extensions of the stocks of transfers.
         """
         kind, batches = kind_of(correlation), units / correlation.chunk
         if kind in _TERMS:
@@ -99,14 +96,14 @@ class Prices:
         return {name: figures[name] + part * self.extension[name] for name in COSTS}
 
     def _known(self, kind: str) -> str:
-        """Return the kind whose price counts: this one, a gate of another kind, or what is made
-        alike.
+        """Return the kind whose price stands for `kind`: itself, the mean gate, or a kind that is
+        made alike.
         """
         known = kind if kind in self.messages else kind.split()[0]
         return known if known in self.messages else _MADE_ALIKE[known]
 
     def of_material(self, work: Workload) -> dict[str, dict[str, float]]:
-        """Return the cost of all that a step takes, by kind."""
+        """Return the cost of making all correlations that a step takes, by kind."""
         by_kind: dict[str, list[dict[str, float]]] = defaultdict(list)
         for name, units in work.units.items():
             correlation = work.correlations[name]
@@ -114,27 +111,27 @@ class Prices:
         return {kind: summed(costs) for kind, costs in by_kind.items()}
 
     def extensions(self, work: Workload) -> float:
-        """Return how often both stocks of transfers are extended for all that a step takes."""
+        """Return how often both stocks of transfers are extended for a step's correlations."""
         of = work.correlations
         return sum(units * of[name].transfers for name, units in work.units.items()) / STOCK
 
     def computing(self, work: Workload) -> float:
-        """Return the seconds of a step online, but for the network."""
+        """Return the online seconds of a step, without the network."""
         return sum(self.compute[name] * work.counts[name] for name in COMPUTE)
 
 
 def priced(correlation: Correlation) -> int:
-    """Return what a unit's flat price counts: transfers, or words of results where it takes
-    none.
+    """Return the number per unit that flat prices multiply: transfers, or words of results for a
+    correlation that takes no transfers.
     """
     return correlation.transfers or correlation.words
 
 
 def kind_of(correlation: Correlation) -> str:
-    """Return the kind of correlations that have one price, or one set of terms. Records of runs go
-    by the first two words of names: packed products are "cached products", "weighted cached",
-    "known products", "weighted known", "row squares" and "scaled row" there, and "matrix triple"
-    are outer products, but for those that pack a cache.
+    """Return the kind of a correlation; all of a kind have one price, or one set of terms. Records
+    of runs use the first two words of a correlation's name instead: packed products are "cached
+    products", "weighted cached", "known products", "weighted known", "row squares" and "scaled row"
+    there, and "matrix triple" are outer products, unless they pack a cache.
     """
     if correlation.fixed is not None:
         return "masked product"
@@ -148,16 +145,17 @@ def kind_of(correlation: Correlation) -> str:
 
 
 def _masked_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Return the terms of a batch of silent products: transforms for each input and each output,
-    and no bytes.
+    """Return the terms of a batch of silent products: for seconds, a constant and the transforms of
+    inputs and of outputs; for bytes, zero.
     """
     assert correlation.fixed is not None
     return [1.0, *map(float, correlation.fixed.shape)] if figure == "seconds" else [0.0]
 
 
 def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Return the terms of a batch of matrix products: every unit is two products, one encrypted by
-    each party.
+    """Return the terms of a batch of SPU's matrix products, where each unit is two products, one
+    encrypted by each party: for seconds, a constant, units, words of results and multiplications;
+    for bytes, ciphertexts sent and returned.
     """
     sizes = matrix_sizes(correlation)
     assert sizes is not None
@@ -170,8 +168,9 @@ def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
 
 
 def _packed_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Return the terms of a batch of packed products: for seconds its ciphertexts, polynomials that
-    are multiplied by transforms, and pairs that are packed; both directions go side by side.
+    """Return the terms of a batch of packed products: for seconds, a constant, ciphertexts,
+    polynomials that are multiplied by transforms, and pairs that are packed; for bytes, the bytes
+    themselves. Both directions run side by side.
     """
     assert correlation.matrices is not None
     empty = [np.zeros((1, *part.shape), np.uint64) for part in correlation.masks]
@@ -220,7 +219,9 @@ SHAPES = tuple(
 def measure(
     model: Path, shapes: Sequence[scale.Shape] = SHAPES, more: Sequence[dict[str, Any]] = ()
 ) -> Prices:
-    """Run a completion of every shape without a network, and fit. `more`: results of such runs."""
+    """Run a completion of every shape without a network, and fit prices to the results and to
+    `more`, results of earlier such runs. SpuLlmError when a result is wrong.
+    """
     results = [*more, *(scale.measure(model, shape, "local") for shape in shapes)]
     made: Made = []
     steps: list[tuple[Workload, float]] = []
@@ -249,10 +250,10 @@ def fit(
     made: Made,
     steps: Sequence[tuple[Workload, float]],
 ) -> Prices:
-    """Fit prices, none below zero; `steps` with their online seconds, without a network.
-    SpuLlmError when no batch extended the stocks of transfers.
+    """Fit prices, none below zero, to the batches `made` and to `steps` with their online seconds
+    without a network. SpuLlmError when no batch extended the stocks of transfers.
 
-    Errors count in proportion to what is fitted.
+    The fits minimise relative errors.
     """
     by_kind: dict[str, list[tuple[Correlation, Cost]]] = defaultdict(list)
     extensions: list[Cost] = []
@@ -287,7 +288,7 @@ def fit(
 
 
 def with_others(fresh: Prices, before: Prices) -> Prices:
-    """Return the prices found, in which kinds that these runs did not make keep their price."""
+    """Return the prices `found`, with the prices in `before` for kinds that `found` lacks."""
     kept = sorted(before.messages.keys() - fresh.messages.keys())
     if not kept:
         return fresh
@@ -305,7 +306,9 @@ def _mean(costs: Sequence[Cost]) -> Cost:
 
 
 def _fitted(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
-    """Return the coefficients, none below zero, of the terms that come nearest to the figures."""
+    """Fit the coefficients, none below zero, of terms to figures by least squares of relative
+    errors.
+    """
     terms = np.array([t for t, _ in rows], np.float64)
     figures = np.array([max(y, 1e-9) for _, y in rows])
     scale = np.maximum(np.abs(terms).max(axis=0), 1e-9)
@@ -314,8 +317,9 @@ def _fitted(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
 
 
 def made_in(result: dict[str, Any], work: Workload) -> Made:
-    """Return the batches of every correlation made in a run of `experiments.benchmarks.scale`,
-    without the first one, which compiles, where there are others.
+    """Return the batches of each correlation of `work` in a result of
+    `experiments.benchmarks.scale`; the first batch, which compiles, is left out where there are
+    others.
     """
     made: Made = []
     for row in result["correlations"]:
@@ -354,7 +358,7 @@ def command(options: argparse.Namespace) -> None:
 
 
 def _results(path: str) -> list[dict[str, Any]]:
-    """Return what a study has written, network by network."""
+    """Return the results in the JSON file of a study, one per network."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         networks: list[dict[str, Any]] = json.loads(text)["networks"]

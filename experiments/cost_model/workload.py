@@ -1,8 +1,10 @@
-"""What a completion by a model of some shape sends, takes and computes, from its plans alone.
+"""Workload of a completion by a model of some shape: its messages, its correlations and its
+computing, from plans alone.
 
 Both parties' dry runs (`spu_llm.compiler.demand`) go through the programs with shapes in place of
-weights. Blocks of the same ranges are all alike, before the last one: what L of them take is found
-from one and two (`of_steps`), but for models so small that they are run whole.
+weights. Blocks before the last one with equal ranges have equal workloads, so the workload of any
+number of them follows from a model with and a model without such a block (`of_steps`); models of at
+most two blocks, and split models, whose middle opens its rows, are run whole.
 """
 
 from __future__ import annotations
@@ -36,14 +38,7 @@ from spu_llm.systems.program import SystemPromptShape
 
 @dataclass(frozen=True)
 class Workload:
-    """Of one step, linear in everything: they add up.
-
-    counts: `messages` of both parties, `rounds`, bytes by direction, seconds on each network, what
-        computing is fitted to (`COMPUTE`), and bytes of the hints that its matrices take once.
-    units: of every correlation, by name; matrices of different blocks under one name.
-    correlations: by the same names.
-    bytes_of: online bytes by kind of layer.
-    """
+    """Workload of one step. All fields are linear: workloads add up."""
 
     counts: dict[str, float]
     units: dict[str, float]
@@ -51,7 +46,7 @@ class Workload:
     bytes_of: dict[str, float]
 
     def combined(self, other: Workload, a: float, b: float) -> Workload:
-        """Return a times this and b times the other."""
+        """Return `a` times this workload plus `b` times the other."""
 
         def mixed(x: dict[str, float], y: dict[str, float]) -> dict[str, float]:
             return {k: a * x.get(k, 0.0) + b * y.get(k, 0.0) for k in {**x, **y}}
@@ -78,9 +73,9 @@ def of_completion(
     steps: int = 1,
     before: SystemPromptShape = SystemPromptShape(),
 ) -> list[Workload]:
-    """Return the work of the prefill, and the mean of the first `steps` decode steps, whose drafts
-    all stay. Steps differ in what they take for the cache, whose masks serve some positions and are
-    then replaced.
+    """Return the workloads of the prefill and of the mean of the first `steps` decode steps, whose
+    drafts are all accepted. Steps differ in the correlations that they take for the cache, whose
+    masks serve some positions and are then replaced.
     """
     prefill, *some = of_steps(config, request, networks, [request.draft_length] * steps, before)
     whole = together(some)
@@ -94,8 +89,8 @@ def of_steps(
     accepted: Sequence[int],
     before: SystemPromptShape = SystemPromptShape(),
 ) -> list[Workload]:
-    """Return the work of the prefill, and of every step of a course: so many drafts stay in
-    each.
+    """Return the workloads of the prefill and of each decode step, given the number of drafts
+    `accepted` in each step.
     """
     if config.layers <= 2 or request.part.opens_rows:
         return _whole(config, request, networks, accepted, before)
@@ -124,7 +119,9 @@ def of_steps(
 
 
 def _present(work: Workload) -> Workload:
-    """Return the work without what came and went: matrices of another vocabulary."""
+    """Return the workload without the correlations whose units cancelled out: matrices of another
+    vocabulary.
+    """
     gone = [name for name, count in work.units.items() if not count]
     units, correlations = dict(work.units), dict(work.correlations)
     for name in gone:
@@ -133,12 +130,12 @@ def _present(work: Workload) -> Workload:
 
 
 def together(works: Sequence[Workload]) -> Workload:
-    """Add up all works, one after the other."""
+    """Add up workloads."""
     return functools.reduce(lambda a, b: a.combined(b, 1.0, 1.0), works)
 
 
 def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
-    """Return the work of so many blocks, from what one and two take."""
+    """Return the workload of `layers` blocks from the workloads of one and of two blocks."""
     return two.combined(one, layers - 1, 2 - layers)
 
 
@@ -168,7 +165,7 @@ def _whole(
 
 
 def _of_calls(calls: Sequence[tuple[Noted, Noted]], networks: Sequence[NetworkShape]) -> Workload:
-    """Return what one call takes, and what it sends with the calls that follow; at both parties."""
+    """Return the workload of the first call, with the messages of all calls, at both parties."""
     replays = {shape.name: Replay(shape) for shape in (ROUNDS, *networks)}
     for client, provider in calls:
         for replay in replays.values():
@@ -186,7 +183,9 @@ def _of_calls(calls: Sequence[tuple[Noted, Noted]], networks: Sequence[NetworkSh
 
 
 def _of_plan(plan: Plan, demand: Demand, sent: dict[str, float]) -> Workload:
-    """Return what a call takes and computes, beside what is sent."""
+    """Return the workload of a call: correlations and computing from its plan and its demand, and
+    the counts in `sent`.
+    """
     units: dict[str, float] = defaultdict(float)
     correlations: dict[str, Correlation] = {}
     bytes_of: dict[str, float] = defaultdict(float)
@@ -212,13 +211,14 @@ def _of_plan(plan: Plan, demand: Demand, sent: dict[str, float]) -> Workload:
 
 
 def common_name(name: str) -> str:
-    """Return one name for the matrices of all blocks."""
+    """Replace a block's number in a correlation's name by *: one name for all blocks."""
     return re.sub(r"\bh\.\d+\.", "h.*.", name)
 
 
 def matrix_sizes(correlation: Correlation) -> tuple[int, int, int] | None:
     """Return m, k, n of a product of shared matrices [m, k] and [k, n], or [m, k] and [n, k]
-    transposed; None of other correlations, and of outer products, which are made like single ones.
+    transposed; None for other correlations, and for outer products, which are made like products of
+    single words.
     """
     masks, results = correlation.masks, correlation.results
     if [len(p.shape) for p in (*masks, *results)] != [2, 2, 2]:
@@ -229,7 +229,7 @@ def matrix_sizes(correlation: Correlation) -> tuple[int, int, int] | None:
 
 
 def _local_words(plan: Plan) -> int:
-    """Count the words that work on shares writes."""
+    """Count the words that a plan's `Run` steps on shares write."""
     return sum(
         math.prod(shape_of(v).shape)
         for step in plan.steps

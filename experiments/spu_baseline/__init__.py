@@ -1,1 +1,1 @@
-"""The same work on SPU's own kernels."""
+"""Baseline: the work of this framework on SPU's own kernels."""

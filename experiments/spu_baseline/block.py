@@ -1,16 +1,16 @@
-"""One decoder block of LLaMA's shape as SPU computes it whole: what verification is measured by.
+"""One decoder block of LLaMA's shape, compiled whole by SPU: the yardstick for verification.
 
-The block of Vicuna-7B (Touvron et al., LLaMA, 2023) in plain JAX, compiled by SPU without any op of
-ours: RMSNorm, rotary positions, attention over a cache, SwiGLU. Weights are the provider's,
-activations and cache are shared.
+It is the block of Vicuna-7B (Touvron et al., LLaMA, 2023) in plain JAX, compiled by SPU without any
+op of this framework: RMSNorm, rotary positions, attention over a cache, SwiGLU. The weights are the
+provider's; activations and cache are shared.
 
-Two cores cannot run all of it in a benchmark's time. A slice keeps the width and takes one part in
-`SLICES` of the heads and of the feed-forward layer; the norms are whole. Nearly all of its seconds
-are encrypted products, as many as the weights are, so where the network takes no time
+Two cores cannot run the whole block in a benchmark's time. A slice keeps the width and has 1/SLICES
+of the heads and of the feed-forward layer; the norms are whole. Nearly all seconds of a slice are
+encrypted products, in proportion to the number of weights, so where the network takes no time
 
     full = norms + SLICES (slice - norms).
 
-Bytes do not grow like that: every product sends its encrypted rows, however many columns it has.
+Bytes do not scale like that: every product sends its encrypted rows, however many columns it has.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class BlockShape:
-    """Sizes of a block; `past` positions are in the cache."""
+    """Sizes of a block."""
 
     width: int = 4096
     heads: int = 32
@@ -46,7 +46,7 @@ class BlockShape:
 
 
 class Weights(NamedTuple):
-    """float32; w = width, a = heads * head_dim, h = hidden."""
+    """Weights of a block, float32; w = width, a = heads * head_dim, h = hidden."""
 
     attention_norm: Any  # [w]
     query: Any  # [w, a]
@@ -60,7 +60,7 @@ class Weights(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Shared, float32."""
+    """Shared inputs of a block, float32."""
 
     x: Any  # [n, w]
     keys: Any  # [heads, past, head_dim]
@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
 
 
 def random_weights(shape: BlockShape, rng: np.random.Generator) -> Weights:
-    """Draw weights under which activations keep their size."""
+    """Draw weights that leave the size of activations about the same."""
     w, a, h = shape.width, shape.heads * shape.head_dim, shape.hidden
 
     def matrix(rows: int, columns: int) -> np.ndarray:
@@ -98,7 +98,7 @@ def random_inputs(shape: BlockShape, positions: int, rng: np.random.Generator) -
 
 
 def rms_norm(x: Array, gain: Array) -> Array:
-    """Return rows [n, w] with mean square 1, times `gain` [w]."""
+    """Normalise rows [n, w] to mean square 1, and multiply them by `gain` [w]."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _EPSILON) * gain
 
 
@@ -112,7 +112,7 @@ def _rotate(x: Array, first: int) -> Array:
 
 
 def _attention(x: Array, weights: Weights, inputs: Inputs, shape: BlockShape) -> Array:
-    """Compute attention of normalised rows x [n, w]: [n, w]."""
+    """Compute the attention layer on normalised rows x [n, w]; returns [n, w]."""
     n = x.shape[0]
     split = (n, shape.heads, shape.head_dim)
     query = _rotate((x @ weights.query).reshape(split), shape.past) * shape.head_dim**-0.5
@@ -130,7 +130,7 @@ def _attention(x: Array, weights: Weights, inputs: Inputs, shape: BlockShape) ->
 
 
 def block(weights: Weights, inputs: Inputs, shape: BlockShape) -> Array:
-    """Return the rows [n, w] after one decoder block."""
+    """Compute one decoder block; returns rows [n, w]."""
     x = inputs.x
     x = x + _attention(rms_norm(x, weights.attention_norm), weights, inputs, shape)
     rows = rms_norm(x, weights.ffn_norm)
@@ -138,13 +138,13 @@ def block(weights: Weights, inputs: Inputs, shape: BlockShape) -> Array:
 
 
 def norms(gains: Sequence[Array], x: Array) -> Array:
-    """Compute both norms of a block, one after the other: [n, w]."""
+    """Compute both norms of a block, one after the other; returns rows [n, w]."""
     first, second = gains
     return rms_norm(rms_norm(x, first), second)
 
 
 def secure_block(shape: BlockShape) -> SecureFunction:
-    """Return the secure `block` of the provider's weights and shared inputs."""
+    """Return `block` as a secure function of the provider's weights and shared inputs."""
     return SecureFunction(
         lambda weights, inputs: block(weights, inputs, shape),
         (Owner.PROVIDER, Owner.JOINT),

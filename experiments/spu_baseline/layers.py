@@ -1,8 +1,8 @@
-"""Each kind of layer of the stock path alone, against the number of positions.
+"""Cost of each kind of layer of the stock path alone, against the number of positions.
 
-Flax's own modules and functions, as `transformers` puts them together in its GPT-2, each compiled
-whole by SPU (`experiments.spu_baseline.whole`) and run on shared random activations with random
-weights of the provider's: seconds, bytes and messages do not depend on them.
+The layers are Flax's modules and functions as the GPT-2 of `transformers` combines them, each
+compiled whole by SPU (`experiments.spu_baseline.whole`) and run on shared random activations with
+random weights of the provider's, since seconds, bytes and messages do not depend on values.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ _share = SecureFunction(
 
 @dataclass(frozen=True)
 class Layer:
-    """A kind of layer: `fn(held, tokens, *activations)`, how often a step of the whole model has
-    it, `held`, the part of the weights it takes, and the shapes of its shared activations.
-    """
+    """A kind of layer."""
 
     kind: str
     times: int
@@ -50,8 +48,8 @@ class Layer:
 
 
 def layers(config: GPT2Config, weights: Any, capacity: int, n: int) -> list[Layer]:
-    """Return all kinds of layers at n positions, which see a cache of `capacity`; `weights` of one
-    layer at least, under Flax's names.
+    """Return all kinds of layers on n positions, which see a cache of `capacity` positions.
+    `weights`: of a model with at least one block, under Flax's names.
     """
     from flax import linen
     from transformers.models.gpt2.modeling_flax_gpt2 import ACT2FN, FlaxConv1D
@@ -132,8 +130,8 @@ PROGRAM = Program(
 
 
 def run(session: PartySession, job: Job[LayersRequest, Nothing], send: Send) -> dict[str, Any]:
-    """Run each kind of layer at each number of positions, once, after one round to warm up. Neither
-    party puts anything in.
+    """Run each kind of layer once on each number of positions, after a warm-up of all kinds.
+    Neither party has secret inputs.
     """
     config = gpt2_config(job.model)
     positions, capacity = job.request.positions, job.request.capacity
@@ -171,7 +169,9 @@ def run(session: PartySession, job: Job[LayersRequest, Nothing], send: Send) -> 
 
 
 def check(config: ModelConfig, positions: Sequence[int], capacity: int) -> None:
-    """Raise InputError unless steps of these sizes fit the cache, and the cache the model."""
+    """Raise InputError unless steps of each size in `positions` fit the cache, and the cache fits
+    the model's context.
+    """
     if not positions or min(positions) < 1:
         raise InputError("--positions must be 1 or more")
     if not max(positions) <= capacity <= gpt2_config(config).n_positions:
@@ -182,7 +182,7 @@ def check(config: ModelConfig, positions: Sequence[int], capacity: int) -> None:
 
 
 def _shared(session: Session, shape: tuple[int, ...], seed: int) -> Any:
-    """Share random numbers of a known seed."""
+    """Share random numbers from a known seed."""
     client, provider = np.random.default_rng(seed).uniform(-1, 1, (2, *shape))
     return session.call(
         _share,
@@ -205,5 +205,5 @@ def measure(model: Path, positions: Sequence[int], capacity: int, network: str) 
 
 
 def scaled(layer: dict[str, Any]) -> dict[str, float]:
-    """Return the cost of all layers of a kind in one step, from the cost of one."""
+    """Return the cost of all layers of a kind in one step, given the cost of one layer."""
     return {name: layer["times"] * layer[name] for name in FIGURES}

@@ -1,15 +1,15 @@
-"""What tuning would do for the stock path: bytes and messages of a step under SPU's options.
+"""Effect of tuning on the stock path: bytes and messages of a step under SPU's options.
 
-Every kind of layer of the stock path (`experiments.spu_baseline.layers`) alone, at one position,
-both parties as threads of this process: bytes and messages depend neither on the machine nor on
-what runs beside. A step is the sum over its layers.
+Every kind of layer of the stock path (`experiments.spu_baseline.layers`) runs alone on one
+position, both parties as threads of this process: bytes and messages depend neither on the machine
+nor on its load. A step is the sum over its layers.
 
-    PUMA's softmax   exponentials that end at -14, without the mask's extreme scores in the way
+    PUMA's softmax   exponentials are zero from -14 down, however extreme the mask's scores are
     PUMA's GELU      three comparisons, polynomials of degree 3 and 6
-                     (both: Dong et al., "PUMA", 2023, section 4, as SPU's example for it has them)
+                     (both: Dong et al., "PUMA", 2023, section 4, as in SPU's example for it)
     rsqrt            a rougher first guess, and fewer steps after it
-    no split         a product of matrices is not cut along the cores
-    concurrency      work above 2,048 elements is cut in four
+    no split         a product of matrices is not split over the cores
+    concurrency      work on more than 2,048 elements is split in four
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _FIGURES = ("bytes", "messages")
 
 
 def puma_softmax(x: Array, axis: int = -1) -> Array:
-    """Compute exp(x - max) / sum, zero where x - max is -14 or less."""
+    """Compute PUMA's softmax: exp(x - max) / sum, with zero where x - max is -14 or less."""
     x = x - jnp.max(x, axis, keepdims=True)
     weights = jnp.exp(x) * (x > -14)
     return weights / jnp.sum(weights, axis, keepdims=True)
 
 
 def puma_gelu(x: Array) -> Array:
-    """Compute PUMA's GELU: 0 below -4, polynomials up to -1.95 and to 3, x above."""
+    """Compute PUMA's GELU: 0 below -4, one polynomial up to -1.95, another up to 3, x above."""
     far, near, large = x < -4.0, x < -1.95, x > 3.0
     x2 = jnp.square(x)
     x3, x4 = x * x2, jnp.square(x2)
@@ -67,7 +67,7 @@ def puma_gelu(x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Tuned(SpuConfig):
-    """The stock path's settings with more of SPU's own."""
+    """Settings of the stock path, with more of SPU's own options."""
 
     exp_mode: str = "EXP_PADE"
     ot_kind: str = "EMP_Ferret"
@@ -107,7 +107,7 @@ OPTIONS = (
 
 @contextmanager
 def _functions(option: Option) -> Iterator[None]:
-    """Yield while the option's softmax and GELU stand where Flax looks for them."""
+    """Replace the softmax and GELU that Flax uses by the option's, while the context is open."""
     from transformers.models.gpt2.modeling_flax_gpt2 import ACT2FN
 
     softmax, gelu = jax.nn.softmax, ACT2FN["gelu_new"]
@@ -122,8 +122,8 @@ def _functions(option: Option) -> Iterator[None]:
 def measure(
     model: Path, options: tuple[Option, ...] = OPTIONS, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Measure every option on the shape of `model`, as JSON fields; the first is what others are
-    compared with.
+    """Measure every option on the shape of `model`; return JSON fields. The others are compared
+    with the first option.
     """
     config = load_config(model)
     job: Job[spu_layers.LayersRequest, Nothing] = Job(
@@ -158,7 +158,7 @@ def measure(
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return bytes and messages of a step, and by how much an option moves them."""
+    """Format bytes and messages of a step under each option, and their relative change."""
     first, rows = result["options"][0], []
     for row in result["options"]:
         moved = [

@@ -1,14 +1,15 @@
 """The stock path: the GPT-2 of `transformers` in Flax, compiled whole by SPU.
 
-What SPU's own example runs (`examples/python/ml/flax_gpt2`: one `FlaxGPT2LMHeadModel`, greedy
-argmax inside, token ids and weights as private inputs), with the model's own key/value cache, so
-that a step costs one position. Nothing of ours is in it: no op, no approximation, no folding.
+It runs SPU's own example (`examples/python/ml/flax_gpt2`: one `FlaxGPT2LMHeadModel`, greedy argmax
+inside, token ids and weights as private inputs) with the model's own key/value cache, so that a
+step costs one position. Nothing of this framework is in it: no op, no approximation, no folding.
 
     owners   weights: provider; token ids: client; cache: shares; its index, positions, mask: public
     opened   the next token, to the client
-    tokens   `jnp.take` on secret ids, as Flax writes it: SPU makes one-hot rows of them
-    settings those of our own programs, but for `exp_mode`: Flax hides a score by adding float32's
-             minimum, and only SPU's EXP_PADE clamps what goes in (EXP_DEFAULT returns noise there)
+    tokens   `jnp.take` on secret ids, as Flax writes it: SPU turns them into one-hot rows
+    settings as for this framework's programs, except `exp_mode`: Flax hides a score by adding
+             float32's minimum, and only SPU's EXP_PADE clamps its input (EXP_DEFAULT returns noise
+             there)
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ open_token = opening("token", Owner.JOINT, "open token")
 
 @dataclass(frozen=True, eq=False)
 class WholeFunction(SecureFunction):
-    """A function that is one SPU segment, whatever stands in it; its results are shares.
+    """A function that is a single SPU segment, whatever its operations; its results are shares.
 
-    Outside the vetting of `make_plan`: SPU decides what each operation does with secret indices.
+    `make_plan` does not vet it: SPU decides what each operation does with secret indices.
     """
 
     def _make_plan(
@@ -76,7 +77,7 @@ class WholeFunction(SecureFunction):
 
 
 def flax_params(params: Params) -> dict[str, Any]:
-    """Return our parameters under Flax's names; its matrices are [outputs, inputs]."""
+    """Return parameters of `models.gpt2` under Flax's names, with matrices as [outputs, inputs]."""
 
     def norm(held: Params) -> Params:
         return {"scale": held["gain"], "bias": held["bias"]}
@@ -103,7 +104,7 @@ def flax_params(params: Params) -> dict[str, Any]:
 
 
 def flax_model(config: GPT2Config) -> Any:
-    """Return `FlaxGPT2LMHeadModel` of this shape, without weights."""
+    """Return a `FlaxGPT2LMHeadModel` of this shape, without weights."""
     from transformers import FlaxGPT2LMHeadModel
     from transformers import GPT2Config as FlaxConfig
 
@@ -111,10 +112,10 @@ def flax_model(config: GPT2Config) -> Any:
 
 
 class BaselineGPT2(NamedTuple):
-    """Greedy decoding with a cache of `capacity` positions; `cache` leaves its public index out.
+    """Programs of greedy decoding; `cache` is Flax's cache without its public index.
 
-    prefill(params, tokens [n]) -> next token, cache
-    decode(params, tokens [n], cache, length, public) -> next token, cache
+    prefill(params, tokens [n]) -> next token, cache decode(params, tokens [n], cache, length,
+    public) -> next token, cache
     """
 
     prefill: WholeFunction
@@ -122,7 +123,7 @@ class BaselineGPT2(NamedTuple):
 
 
 def build(config: GPT2Config, capacity: int) -> BaselineGPT2:
-    """Return the programs for a model of this shape."""
+    """Return the programs for a model of this shape, with a cache of `capacity` positions."""
     model = flax_model(config)
 
     def decode(params: Any, tokens: Array, cache: Any, length: Array) -> tuple[Array, Any]:
@@ -167,8 +168,8 @@ def _without_index(cache: Any) -> Any:
 
 
 def share_params(session: Session, config: GPT2Config, params: Params | None) -> Any:
-    """Return the provider's weights under Flax's names as private values; the client passes
-    None.
+    """Give the provider's weights to the session as private values under Flax's names; the client
+    passes None for `params`.
     """
     shapes = jax.eval_shape(lambda: flax_params(init_params(config, jax.random.key(0))))
     return private_tree(session, PROVIDER, flax_params, shapes, params)
@@ -176,7 +177,7 @@ def share_params(session: Session, config: GPT2Config, params: Params | None) ->
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one party has of a greedy completion: the client its tokens; both the cost."""
+    """One party's result of a greedy completion."""
 
     tokens: list[int]
     prefill: dict[str, Any]
@@ -192,13 +193,13 @@ def decode_greedily(
     steps: int,
     before_step: Callable[[int], None] = lambda i: None,
 ) -> Decoded:
-    """Run a prefill and decode `steps` further tokens. `prompt` (`length` tokens) is the client's;
-    the provider passes an empty one.
+    """Run a prefill and decode `steps` more tokens. `prompt` (`length` tokens) is the client's; the
+    provider passes an empty list.
     """
     tokens: list[int] = []
 
     def forward(phase: str, function: WholeFunction, given: list[int], n: int, *state: Any) -> Any:
-        """Emit one token after n tokens of the client's; return the cache, and what it cost."""
+        """Emit one token after n tokens of the client's; return the cache and the cost."""
 
         def work() -> Any:
             fresh = session.private(CLIENT, lambda: given, (n,), np.int32)
@@ -248,7 +249,7 @@ PROGRAM = Program(
 
 
 def run(session: PartySession, job: Job[StockRequest, StockInputs], send: Send) -> dict[str, Any]:
-    """Run a prefill, a step to warm up and the measured ones."""
+    """Run a prefill, a step to warm up, and the measured steps."""
     config, length = gpt2_config(job.model), job.request.prompt_tokens
     steps = job.request.steps
     stock = build(config, job.request.capacity)
@@ -282,7 +283,7 @@ def run(session: PartySession, job: Job[StockRequest, StockInputs], send: Send) 
 
 
 def gpt2_config(config: ModelConfig) -> GPT2Config:
-    """Return the model both agreed on; InputError for another family than the stock path has."""
+    """Return the agreed model's configuration; InputError for a family other than GPT-2."""
     if not isinstance(config, GPT2Config):
         raise InputError(f"the stock path runs gpt2 alone, not a {config.family} model")
     return config
@@ -314,7 +315,7 @@ def _prepare(session: PartySession, stock: BaselineGPT2, weights: Any, length: i
 
 
 def greedy_reference(model: Path, prompt: list[int], count: int) -> list[int]:
-    """Return `count` tokens after the prompt by Flax's model in float32."""
+    """Decode `count` tokens after the prompt with Flax's model in plaintext float32."""
     config, params = load_model(model)
     config = gpt2_config(config)
     apply = jax.jit(functools.partial(flax_model(config).__call__, params=flax_params(params)))
@@ -325,8 +326,8 @@ def greedy_reference(model: Path, prompt: list[int], count: int) -> list[int]:
 
 
 def measure(model: Path, prompt: str, capacity: int, steps: int, network: str) -> dict[str, Any]:
-    """Run one network's session; return its result as JSON fields, with its tokens compared with
-    plaintext's.
+    """Run one network's session; return its result as JSON fields, among them whether its tokens
+    equal plaintext's.
     """
     completed = complete(model, prompt, capacity, steps, network)
     tokens = Tokenizer.load(model).encode(prompt)
@@ -335,7 +336,7 @@ def measure(model: Path, prompt: str, capacity: int, steps: int, network: str) -
 
 
 def complete(model: Path, prompt: str, capacity: int, steps: int, network: str) -> dict[str, Any]:
-    """Run one session of 2 + `steps` tokens; return its result as JSON fields."""
+    """Run one session, which emits 2 + `steps` tokens; return its result as JSON fields."""
     tokens = Tokenizer.load(model).encode(prompt)
     check(load_config(model), len(tokens), capacity, steps)
     outcome, agreed = run_study(

@@ -13,7 +13,7 @@ Distortion has two signs, so that neither is a merit: nats per token under the d
 sampled from, less the nats of unmarked texts of the same prompts; and the excess of a text's nats
 over the entropy that each token was drawn with, which is 0 in the mean for the unmarked
 distribution, whatever course texts take. `history`: an n-gram marks once per key, the default of
-`spu-llm watermark embed`; off, as published. """
+`spu-llm watermark embed`; off, as published."""
 
 from __future__ import annotations
 

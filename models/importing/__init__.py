@@ -1,1 +1,1 @@
-"""Model files of others into directories of the Hugging Face layout, which `models` reads."""
+"""Import of published model files into directories of the Hugging Face layout, for `models`."""

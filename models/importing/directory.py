@@ -1,4 +1,6 @@
-"""A published Hugging Face directory as one that has each thing in one file."""
+"""Import of a published Hugging Face directory: the content for one JSON file each, and the weights
+for one safetensors file.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ _PIECE = 1 << 24  # numbers at a time
 
 
 def json_of(source: Path) -> dict[str, Any]:
-    """Return the content of the JSON files of a model directory by their names, the chat template
-    among that of the tokenizer. InputError when one cannot be read.
+    """Return the content of the JSON files of a model directory by file name, with the chat
+    template inside the tokenizer's configuration. InputError when a file cannot be read.
     """
     content = {
         name: read_json(source / name, f"give a directory with {CONFIG_FILE} and {TOKENIZER_FILE}")
@@ -44,8 +46,8 @@ def json_of(source: Path) -> dict[str, Any]:
 
 
 def tensors_of(source: Path, weights: Weights) -> list[Stored]:
-    """Return what the model in a directory needs of its open weights, as they are stored there.
-    InputError when they are not those of its config.json.
+    """Return the tensors of a directory's model from its open weights, in their stored type.
+    InputError when they do not fit its config.json.
     """
     stored = []
     for tensor in stored_tensors(source, weights):

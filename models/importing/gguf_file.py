@@ -1,8 +1,8 @@
-"""What a GGUF file holds: its fields, and its tensors with their places.
+"""Reader of the header of a GGUF file: its fields, and the places of its tensors.
 
-The file may come from anybody. Every count and length is checked against what is left of the file
-before it is followed; tensors lie within it and apart, so that a short file is no long model. Only
-the header is read here, and kept.
+The file may come from anybody. Every count and length is checked against the rest of the file
+before it is used; tensors must lie within the file and must not overlap, so that a short file
+cannot describe a large model. Only the header is read here and held in memory.
 
 Source: the GGUF specification (github.com/ggml-org/ggml, docs/gguf.md), versions 2 and 3.
 """
@@ -43,9 +43,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor lies: `shape` outermost first, `kind` the number of its type, `start` and
-    `size` in bytes of the file.
-    """
+    """Place, shape and type of a tensor in a file."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,7 +54,7 @@ class TensorPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Fields: numbers, text, lists of text, and arrays of numbers, by name."""
+    """Fields and tensors of a GGUF file."""
 
     path: Path
     fields: dict[str, Any]
@@ -64,10 +62,11 @@ class GgufFile:
 
 
 def read_gguf(path: Path, size_of: Callable[[int, int], int | None]) -> GgufFile:
-    """Return what a GGUF file holds. InputError, with the field or the tensor, when it is damaged.
+    """Read the header of a GGUF file. InputError, which names the field or the tensor, when it is
+    damaged.
 
-    size_of(kind, n): bytes of n elements of a row of a tensor type, None for a type that is not
-    known or does not hold so many.
+    size_of(kind, n): bytes of a row of n elements of a tensor type, None for an unknown type or one
+    that has no rows of n elements.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -80,7 +79,7 @@ def read_gguf(path: Path, size_of: Callable[[int, int], int | None]) -> GgufFile
 
 
 class _Header:
-    """A reader that goes once through the header."""
+    """Reader of a header, from its beginning to its end."""
 
     def __init__(
         self, path: Path, stream: BinaryIO, size: int, size_of: Callable[[int, int], int | None]
@@ -120,7 +119,9 @@ class _Header:
     def _laid(
         self, places: list[TensorPlace], header: int, alignment: int
     ) -> dict[str, TensorPlace]:
-        """Return the tensors with places in the file, which must lie in it and apart."""
+        """Return the tensors with their starts in the file. InputError unless they lie within it
+        and do not overlap.
+        """
         begin = -(-header // alignment) * alignment
         laid: dict[str, TensorPlace] = {}
         end, before = begin, ""
@@ -140,7 +141,7 @@ class _Header:
         return laid
 
     def _place(self, i: int) -> TensorPlace:
-        """Read what the header says of a tensor; `start` counts from the first tensor."""
+        """Read a tensor's place from the header; `start` counts from the first tensor."""
         self._what = f"tensor {i}"
         name = self._string(_LONGEST_NAME)
         self._what = f"tensor {shown(name)}"

@@ -1,4 +1,4 @@
-"""The `config.json` and the tensors of a GGUF file's model, under their Hugging Face names."""
+"""Import of a GGUF file's model: its `config.json`, and its tensors under Hugging Face names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EMBEDDING, _HEAD, _ROPE = "token_embd.weight", "output.weight", "rope_freqs.wei
 
 
 class _Tensor(NamedTuple):
-    """`name` in the Hugging Face layout; `sides` as `_sides` names them."""
+    """A tensor of a model in the Hugging Face layout."""
 
     name: str
     sides: str
@@ -50,8 +50,8 @@ _BIASES = {
 
 
 def _sides(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of tensors: of the vocabulary, the stream, queries, keys (or values), and
-    within the feed-forward layer.
+    """Return the dimensions of tensors by letter: vocabulary, residual stream, queries, keys (or
+    values), and the inner width of the feed-forward layer.
     """
     return {
         "v": config["vocab_size"],
@@ -63,9 +63,7 @@ def _sides(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Architecture(NamedTuple):
-    """turned: rows of queries and keys lie as llama.cpp turns them, neighbours in pairs. biases: of
-    queries, keys and values.
-    """
+    """An architecture of GGUF files, and the Hugging Face model that it corresponds to."""
 
     model_type: str
     class_name: str
@@ -81,7 +79,7 @@ _ARCHITECTURES = {
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """Return the `config.json` of a file's model. InputError for one that is not computed here."""
+    """Return the `config.json` of a file's model. InputError for an unsupported model."""
     reader = _Fields(file)
     kind = _architecture(file)
     if type(parts := file.fields.get("split.count", 1)) is not int or parts > 1:
@@ -127,8 +125,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def tensors_of(file: GgufFile, config: Mapping[str, Any]) -> list[Stored]:
-    """Return the tensors of the model with this `config.json`. InputError for a missing one, one of
-    another shape, and one that such a model does not have.
+    """Return the tensors of the model with this `config.json`. InputError when a tensor is missing,
+    has another shape, or belongs to no such model.
     """
     kind, head_dim, sides = _architecture(file), config["head_dim"], _sides(config)
     names = dict(_OUTSIDE)
@@ -174,8 +172,9 @@ def _architecture(file: GgufFile) -> _Architecture:
 
 
 def _halves(head_dim: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what reorders pairs of a head's rows that turn together: next to each other in a file
-    of llama.cpp's, in the two halves of a head in Hugging Face's.
+    """Return a function that reorders the rows of heads from llama.cpp's layout to Hugging Face's.
+    The two rows that a position turns together are neighbours in the former; in the latter, they
+    stand at the same place of a head's two halves.
     """
 
     def order(rows: np.ndarray) -> np.ndarray:
@@ -187,7 +186,7 @@ def _halves(head_dim: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _rope(reader: _Fields, head_dim: int) -> Rope:
-    """Return how positions turn queries and keys. InputError where that is not known."""
+    """Return how positions turn queries and keys. InputError for an unsupported way."""
     plain = Rope(reader.number("rope.freq_base", 10000.0))
     kind = reader.text("rope.scaling.type", "none")
     if kind == "linear":
@@ -216,7 +215,9 @@ def _rope(reader: _Fields, head_dim: int) -> Rope:
 
 
 def _divides(rope: Rope, divisors: np.ndarray) -> bool:
-    """Tell whether these positions are plain ones with frequencies [head_dim / 2] divided so."""
+    """Tell whether `rope` has the frequencies [head_dim / 2] of plain positions, divided by
+    `divisors`.
+    """
     try:
         rope.check()
     except ValueError:
@@ -227,27 +228,29 @@ def _divides(rope: Rope, divisors: np.ndarray) -> bool:
 
 
 class _Fields:
-    """Fields of the file's architecture."""
+    """Reader of the fields of a file whose names begin with its architecture."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file, self.prefix = file, file.fields.get("general.architecture")
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Return a size; InputError when there is none."""
+        """Return a size; InputError when the field has none."""
         value = self._of(name, default)
         if type(value) is not int or not 0 <= value <= 1 << 30 or (default != 0 and not value):
             raise self.fault(name, "is no size")
         return value
 
     def text(self, name: str, default: str) -> str:
-        """Return a word; InputError when it is none."""
+        """Return a text; InputError when the field has none."""
         value = self._of(name, default)
         if not isinstance(value, str):
             raise self.fault(name, "is no text")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a number, as short as float32 says it; InputError when there is none."""
+        """Return a number with the shortest decimals that give its float32; InputError when the
+        field has none.
+        """
         value = self._of(name, default)
         if type(value) is not float or not math.isfinite(value):
             raise self.fault(name, "is no number")

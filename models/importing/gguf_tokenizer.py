@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file as the files of a Hugging Face directory."""
+"""Import of a GGUF file's tokenizer, as the files of a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TokenizerFiles:
 
 
 def tokenizer_of(file: GgufFile) -> TokenizerFiles:
-    """Return the tokenizer of a file. InputError, with the field, for what is not supported."""
+    """Return the tokenizer of a file. InputError, which names the field, for an unsupported one."""
     fields = _Fields(file)
     tokens, types = _tokens(fields)
     added = [
@@ -93,7 +93,7 @@ def tokenizer_of(file: GgufFile) -> TokenizerFiles:
 
 
 def _tokens(fields: _Fields) -> tuple[list[str], list[int]]:
-    """Return the tokens with their types, without those at the end that fill up the embedding."""
+    """Return the tokens with their types, without the unused last ones, which pad the embedding."""
     tokens = fields.texts("tokens")
     if not 0 < len(tokens) <= _MOST_TOKENS:
         raise fields.fault("tokens", f"has {len(tokens)} tokens")
@@ -108,7 +108,9 @@ def _tokens(fields: _Fields) -> tuple[list[str], list[int]]:
 
 
 def _byte_level(fields: _Fields, tokens: Sequence[str]) -> tuple[dict[str, Any], bool]:
-    """Return the parts of a tokenizer of GPT-2's kind, and whether texts begin with BOS."""
+    """Return the parts of a byte-level tokenizer, as GPT-2 has it, and whether texts begin with
+    BOS.
+    """
     name = fields.text("pre")
     if name not in BY_NAME:
         raise fields.fault("pre", f"is not supported, only {', '.join(BY_NAME)}")
@@ -142,7 +144,7 @@ def _byte_level(fields: _Fields, tokens: Sequence[str]) -> tuple[dict[str, Any],
 def _sentencepiece(
     fields: _Fields, tokens: Sequence[str], types: Sequence[int]
 ) -> tuple[dict[str, Any], bool]:
-    """Return the parts of a tokenizer of SentencePiece's kind, as LLaMA has it; texts begin with
+    """Return the parts of a SentencePiece tokenizer, as LLaMA has it, and True: texts begin with
     BOS.
     """
     unknown = fields.token("unknown", tokens)
@@ -177,8 +179,8 @@ def _sentencepiece(
 
 
 def _merges(fields: _Fields, normal: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
-    """Return all pairs of tokens that make a token, the best-scored first, as `generate_merges` of
-    transformers orders them.
+    """Return all pairs of tokens that concatenate to a token, the best score first, in the order of
+    `generate_merges` of transformers.
     """
     merges = []
     for token, number in normal.items():
@@ -212,7 +214,7 @@ def _bpe(tokens: Sequence[str], merges: list[list[str]], **more: Any) -> dict[st
 
 
 def _beginning(token: str, number: int, rest: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what puts a token before every text."""
+    """Return a post-processor that runs `rest`, if given, and puts a token before every text."""
     first = {"SpecialToken": {"id": token, "type_id": 0}}
     template = {
         "type": "TemplateProcessing",
@@ -229,7 +231,7 @@ def _beginning(token: str, number: int, rest: Mapping[str, Any] | None) -> dict[
 
 
 class _Fields:
-    """Fields that start with `tokenizer.ggml.`."""
+    """Reader of the fields whose names begin with `tokenizer.ggml.`."""
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
@@ -238,7 +240,7 @@ class _Fields:
         return self._file.fields.get(f"tokenizer.ggml.{name}")
 
     def has(self, name: str) -> bool:
-        """Tell whether a field says anything."""
+        """Tell whether a field is there and is not false."""
         value = self._of(name)
         return value is not None and value is not False
 
@@ -267,7 +269,9 @@ class _Fields:
         return value
 
     def token(self, name: str, tokens: Sequence[str]) -> int | None:
-        """Return the number of a token with a part to play, None where the file names none."""
+        """Return the id of the token with the role `name` ("bos", "eos" ...), None where the file
+        names none.
+        """
         value = self._of(f"{name}_token_id")
         if value is not None and not (type(value) is int and 0 <= value < len(tokens)):
             raise self.fault(f"{name}_token_id", "is the number of no token")

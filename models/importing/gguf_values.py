@@ -1,4 +1,4 @@
-"""The numbers of a GGUF file's tensors, taken out of their quantised blocks in pieces."""
+"""Values of a GGUF file's tensors, dequantised in pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PIECE = 1 << 20  # numbers at a time, as float32
 
 
 def size_of(kind: int, count: int) -> int | None:
-    """Return the bytes of a row of `count` numbers of a type; see `read_gguf`."""
+    """Return the bytes of a row of `count` numbers of a tensor type, as `read_gguf` needs it."""
     if kind not in _KINDS:
         return None
     block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
@@ -37,16 +37,16 @@ def stored(
     order: Callable[[Any], Any] | None = None,
     multiple: int = 1,
 ) -> Stored:
-    """Return a tensor as it is written under `name`: of its own precision, quantised ones as
-    float16, which is finer than any of their steps. `order` puts rows in another order, within
-    each `multiple` of them.
+    """Return a tensor for writing under `name`: with its own precision, or, if quantised, as
+    float16, which is finer than any quantisation step. `order` reorders rows within each group of
+    `multiple` rows.
     """
     dtype = _PLAIN.get(_KINDS[place.kind], "F16")
     return Stored(name, dtype, place.shape, _pieces(file.path, place, dtype, order, multiple))
 
 
 def values(file: GgufFile, place: TensorPlace) -> np.ndarray:
-    """Return a small tensor whole, float32."""
+    """Return all values of a small tensor, as float32."""
     with open(file.path, "rb") as stream:
         stream.seek(place.start)
         return _numbers(file.path, place, stream, place.size).reshape(place.shape)
@@ -68,7 +68,7 @@ def _pieces(
 
 
 def _numbers(path: Path, place: TensorPlace, stream: BinaryIO, count: int) -> np.ndarray:
-    """Return what so many bytes hold as float32; InputError unless all of it is finite."""
+    """Read `count` bytes and return their numbers as float32; InputError unless all are finite."""
     kind = GGMLQuantizationType(place.kind)
     data = stream.read(count)
     if len(data) != count:

@@ -1,7 +1,8 @@
-"""How byte-level BPE splits a text into words before it merges, by the names that GGUF files give.
+"""Pre-tokenizers: how byte-level BPE splits a text into words before it merges, by GGUF name.
 
-Each as the `tokenizer.json` of the models with that name has it. Source: `tokenizer.ggml.pre` in
-llama.cpp's src/llama-vocab.cpp, whose comments quote the expressions of these files.
+Each is written as in the `tokenizer.json` of the models with that name. Source:
+`tokenizer.ggml.pre` in llama.cpp's src/llama-vocab.cpp, whose comments quote the expressions in the
+models' `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from typing import Any, NamedTuple
 
 
 class PreTokenizer(NamedTuple):
-    """`splits`: the parts of `tokenizer.json`. whole_words: a word that is a token is not merged
-    (`ignore_merges`). begins: texts begin with BOS unless the file says otherwise.
-    """
+    """What a GGUF file's pre-tokenizer name stands for, in parts of `tokenizer.json`."""
 
     splits: list[dict[str, Any]]
     normalizer: dict[str, Any] | None = None
@@ -41,7 +40,9 @@ def _split(pattern: str) -> list[dict[str, Any]]:
 
 
 def _words(digits: str) -> str:
-    """Return the expression of GPT-4's and later tokenizers, which split numbers by `digits`."""
+    """Return the expression of GPT-4's and later tokenizers, which split numbers by the expression
+    `digits`.
+    """
     return (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
         + digits

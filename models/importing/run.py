@@ -1,4 +1,4 @@
-"""Import of a model: one directory that `models` reads, whole or not at all."""
+"""Import of a model into a directory that `models` reads, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from spu_llm.core.errors import InputError
 
 
 def import_model(source: Path, out: Path) -> None:
-    """Write the model in `source` into the directory `out`, which must not be there yet.
-    InputError for what cannot be read, is not supported, or cannot be written; then nothing is.
+    """Write the model in `source`, a directory or a GGUF file, into the directory `out`, which must
+    not exist yet. InputError when it cannot be read, is not supported, or cannot be written; then
+    nothing is written.
     """
     if out.exists() or out.is_symlink():
         raise InputError(f"{out} is there already; give --out a name that is free")
@@ -74,7 +75,7 @@ def _import_directory(source: Path, made: Path) -> None:
 
 
 def _check(made: Path, contents: Mapping[str, Any]) -> None:
-    """Write JSON files and read them as a command will, before the long part."""
+    """Write JSON files and load them as a command will, before the weights are written."""
     for name, content in contents.items():
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         (made / name).write_text(text, encoding="utf-8", errors="surrogatepass")
@@ -83,7 +84,7 @@ def _check(made: Path, contents: Mapping[str, Any]) -> None:
 
 
 def _umask() -> int:
-    """Return the mask of the process; there is no way to read it without setting it."""
+    """Return the process's umask, which cannot be read without setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""Writing a safetensors file tensor by tensor, so that no more than a part of one is in memory.
+"""Writer of a safetensors file, tensor by tensor and piece by piece, to bound the memory it needs.
 
 Source: the format of github.com/huggingface/safetensors: the header's length, the header, the data.
 """
@@ -16,7 +16,7 @@ BYTES_OF = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 class Stored(NamedTuple):
-    """A tensor to write: its type in the format's words, and its values as bytes, in pieces."""
+    """A tensor to write."""
 
     name: str
     dtype: str

@@ -13,13 +13,13 @@ LINE_START_SHARE = 0.20
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
-    """Return each text as int32 ids, opened by the end-of-text token."""
+    """Encode each text as int32 ids after an end-of-text token."""
     encoded = tokenizer.encode_batch(list(texts))
     return [np.array([END, *document.ids], np.int32) for document in encoded]
 
 
 def line_starts(tokenizer: Tokenizer, stream: np.ndarray) -> np.ndarray:
-    """Return the positions of `stream` that begin a line at column 0, as a user's prompt does."""
+    """Return the positions in `stream` where a line begins, as a user's prompt does."""
     ends_line = np.array(
         [tokenizer.decode([i]).endswith("\n") for i in range(tokenizer.get_vocab_size())]
     )
@@ -27,7 +27,9 @@ def line_starts(tokenizer: Tokenizer, stream: np.ndarray) -> np.ndarray:
 
 
 def consecutive_windows(documents: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Return the documents end to end as windows [window, length] that overlap by one token."""
+    """Concatenate the documents and cut them into windows [window, length] that overlap by one
+    token.
+    """
     stream = np.concatenate(documents)
     count = (len(stream) - 1) // (length - 1)
     return stream[_spans(np.arange(count) * (length - 1), length)]

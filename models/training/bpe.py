@@ -1,4 +1,4 @@
-"""The byte-level BPE tokenizer: training it and writing its Hugging Face files."""
+"""Training of the byte-level BPE tokenizer, and writing of its Hugging Face files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from models.tokenizer import END_OF_TEXT
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE of `vocab_size` tokens; id 0 is `<|endoftext|>`, begin and end."""
+    """Train a byte-level BPE of `vocab_size` tokens; id 0 is `<|endoftext|>`, which both begins and
+    ends a document.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

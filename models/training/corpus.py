@@ -65,7 +65,7 @@ def list_files() -> list[CorpusFile]:
 
 
 def read_text(file: CorpusFile) -> str:
-    """Return the text of a file that `list_files` has found."""
+    """Return the text of a file from `list_files`."""
     data = (library_directory() / file.path).read_bytes()
     return data.decode().replace("\r\n", "\n")
 

@@ -1,8 +1,8 @@
-"""How good the two models are, and how well they fit: `python -m models.training.evaluate`.
+"""Evaluation of the shipped models: `python -m models.training.evaluate`.
 
-Everything is measured on the shipped held-out snippets, in plaintext: perplexity, the acceptance
-rate alpha = mean over positions of sum_x min(p(x), q(x)), and tokens per step of speculative
-decoding, once from alpha under independence and once by drafting and verifying for real.
+Measures on the shipped held-out snippets, in plaintext: perplexity, the acceptance rate alpha =
+mean over positions of sum_x min(p(x), q(x)), and tokens per step of speculative decoding, once from
+alpha under independence and once by drafting and verifying for real.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SAMPLE_TOKENS = 96
 
 @dataclass(frozen=True)
 class Model:
-    """One GPT-2 with its parameters."""
+    """A model's configuration and parameters."""
 
     config: ModelConfig
     params: Params
@@ -61,7 +61,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens a step of speculative decoding yields, the bonus token included."""
+    """Tokens per step of simulated speculative decoding, the bonus token included."""
 
     temperature: float  # 0 is greedy
     draft_length: int
@@ -71,7 +71,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that this program prints."""
+    """All figures that this program prints."""
 
     held_out_tokens: int
     private: Fit
@@ -84,8 +84,8 @@ class Evaluation:
 
 
 def windows_of(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> list[np.ndarray]:
-    """Return each text's ids cut into pieces of at most `length` (the last may be shorter; pieces
-    of one token are left out).
+    """Encode the texts and cut each into pieces of `length` ids (the last may be shorter; pieces of
+    one id are left out).
     """
     pieces = []
     for text in texts:
@@ -97,12 +97,16 @@ def windows_of(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> list[
 def compare(
     tokenizer: Tokenizer, private: Model, public: Model, texts: Sequence[str]
 ) -> tuple[int, Fit, Fit, float, float]:
-    """Return (predicted tokens, private fit, public fit, alpha, argmax agreement) on `texts`."""
+    """Compare both models on `texts`: return (predicted tokens, private fit, public fit, alpha,
+    argmax agreement).
+    """
     length = private.config.context
 
     @jax.jit
     def measure(p_params: Params, q_params: Params, tokens: jax.Array) -> jax.Array:
-        """Return per position: private and public loss (nats), sum of min(p, q), same argmax."""
+        """Return [4, position]: private and public loss (nats), sum of min(p, q), and 1 where both
+        models have the same argmax.
+        """
         log_p = jax.nn.log_softmax(logits(p_params, private.config, tokens))[:-1]
         log_q = jax.nn.log_softmax(logits(q_params, public.config, tokens))[:-1]
         target = tokens[1:, None]
@@ -131,7 +135,9 @@ def compare(
 
 
 def expected_tokens(alpha: float, draft_length: int) -> float:
-    """Return the tokens per step when every draft is accepted with chance `alpha` on its own."""
+    """Return the expected tokens per step when every draft is accepted independently with
+    probability `alpha`.
+    """
     return (1 - alpha ** (draft_length + 1)) / (1 - alpha)
 
 
@@ -149,9 +155,9 @@ class Verifier:
         self._shared, self.length = self._empty, 0
 
     def rows(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return logits [tokens, vocab] after each of `tokens`, fed from position `length` on.
+        """Feed `tokens` from position `length` on; return logits [tokens, vocab] after each.
 
-        The caller moves `length` over those it keeps.
+        The caller advances `length` by the number of tokens that it accepts.
         """
         logits, self._shared = self._step(
             self._weights, jnp.asarray(tokens, jnp.int32), self._shared, jnp.int32(self.length)
@@ -176,7 +182,7 @@ def simulate(
     temperature: float,
     rng: np.random.Generator,
 ) -> Speed:
-    """Measure speculative decoding of every prompt by NEW_TOKENS tokens or a few more."""
+    """Measure speculative decoding: extend every prompt by NEW_TOKENS tokens or a few more."""
     sampling = Sampling(temperature)
     steps = emitted = accepted = 0
 
@@ -205,7 +211,7 @@ def simulate(
 def complete(
     verifier: Verifier, tokenizer: Tokenizer, prompt: str, temperature: float, seed: int
 ) -> str:
-    """Return the private model's own completion of `prompt`, one token at a time."""
+    """Complete `prompt` with the private model alone, one token at a time."""
     rng = np.random.default_rng(seed)
     verifier.restart()
     fresh, written = tokenizer.encode(prompt), []
@@ -222,7 +228,7 @@ def complete(
 
 
 def evaluate(directory: Path) -> Evaluation:
-    """Measure the models in `directory` (with `private`, `public` and `held_out.jsonl`)."""
+    """Evaluate the models in `directory`, which has `private`, `public` and `held_out.jsonl`."""
     tokenizer = Tokenizer.load(directory / "private")
     private, public = Model.load(directory / "private"), Model.load(directory / "public")
     texts = [snippet.text for snippet in read_snippets(directory / "held_out.jsonl")]
@@ -254,7 +260,7 @@ def evaluate(directory: Path) -> Evaluation:
 
 
 def agreement(figures: Mapping[str, Any]) -> str:
-    """Return how often the two models agree, in a line."""
+    """Describe in a line how often the two models agree."""
     return (
         f"{figures['held_out_tokens']:,} held-out tokens: acceptance rate, the sum of min(p, q), "
         f"{figures['acceptance']:.3f} at temperature 1; the same most likely token at "
@@ -263,7 +269,7 @@ def agreement(figures: Mapping[str, Any]) -> str:
 
 
 def quality_table(figures: Mapping[str, Any]) -> str:
-    """Return how well each model predicts held-out text, as Markdown."""
+    """Format how well each model predicts held-out text, as Markdown."""
     lines = ["| model | held-out perplexity per token | bits per byte |", "|---|---|---|"]
     for name in ("private", "public"):
         fit = figures[name]
@@ -272,7 +278,7 @@ def quality_table(figures: Mapping[str, Any]) -> str:
 
 
 def speed_table(figures: Mapping[str, Any]) -> str:
-    """Return tokens per step by draft length, predicted (marked so) and simulated, as Markdown."""
+    """Format tokens per step by draft length, predicted (marked ᵖ) and simulated, as Markdown."""
     lines = [
         "| tokens per step | " + " | ".join(f"{n} drafts" for n in DRAFT_LENGTHS) + " |",
         "|---" * (len(DRAFT_LENGTHS) + 1) + "|",
@@ -289,7 +295,7 @@ def _row(name: str, values: Sequence[float]) -> str:
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
-    """Return the whole evaluation, with samples, as Markdown."""
+    """Format the whole evaluation, with samples, as Markdown."""
     parts = [quality_table(figures), agreement(figures), speed_table(figures)]
     for heat, text in figures["samples"].items():
         parts += [f"Sample at temperature {heat}:", f"```python\n{SAMPLE_PROMPT}{text}\n```"]

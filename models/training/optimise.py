@@ -1,4 +1,4 @@
-"""The optimiser loop and the two losses."""
+"""Training loop, optimiser, and the two losses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Loss = Callable[[Params, Any, Array], Array]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to train."""
+    """Hyperparameters of a training run."""
 
     steps: int
     batch: int  # windows a step
@@ -53,11 +53,12 @@ def cross_entropy(config: ModelConfig) -> Loss:
 def distillation(
     config: ModelConfig, teacher: ModelConfig, kl: float, rejection: float, truth: float
 ) -> Loss:
-    """Return a loss, the weighted mean of three against the teacher's next-token distribution p.
+    """Return a loss: the mean over positions of a weighted sum of three losses, where p is the
+    teacher's next-token distribution and q the trained model's.
 
-    `kl` weighs KL(p || q), `rejection` weighs 1 - sum_x min(p(x), q(x)), the chance that
-    speculative sampling rejects a draft, and `truth` weighs the cross entropy with the text.
-    `frozen` holds the teacher's parameters.
+    `kl` weighs KL(p || q), `rejection` weighs 1 - sum_x min(p(x), q(x)), the probability that
+    speculative sampling rejects a draft, and `truth` weighs the cross entropy with the text. The
+    loss takes the teacher's parameters as `frozen`.
     """
 
     def loss(params: Params, frozen: Any, tokens: Array) -> Array:
@@ -74,7 +75,9 @@ def distillation(
 
 
 def optimiser(schedule: Schedule) -> optax.GradientTransformation:
-    """Return AdamW with clipping; only matrices decay, and a step that is not finite is skipped."""
+    """Return AdamW with gradient clipping, weight decay on matrices only, and steps that are not
+    finite left out.
+    """
     rate = optax.warmup_cosine_decay_schedule(
         0.0, schedule.learning_rate, schedule.warmup, schedule.steps
     )
@@ -100,7 +103,8 @@ def fit(
     schedule: Schedule,
     save: Callable[[Params], None],
 ) -> Params:
-    """Train `params`; prints progress, and every `save_every` steps the loss on `held_out`.
+    """Train `params` and return them; print progress, and every `save_every` steps print the loss
+    on `held_out` and save.
 
     Batches are split over JAX's devices: two host devices use two CPU cores better than XLA's own
     threading does.

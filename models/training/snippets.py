@@ -1,4 +1,4 @@
-"""Held-out text for experiments: the snippets shipped with the models."""
+"""Snippets of held-out text for experiments, which are shipped with the models."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def cut_snippets(files: list[CorpusFile], count: int, size: int, seed: int) -> l
     """Draw `count` snippets of whole lines, at most `size` characters each (unless one line is
     longer).
 
-    Held-out files are drawn by their size; a snippet begins at a line in column 0 that opens a
-    function, a class or an import, or a comment: at such a place a user's prompt begins too.
+    A held-out file is drawn with a probability proportional to its number of possible beginnings. A
+    snippet begins at an unindented line that opens a function, a class, an import or a comment, as
+    a user's prompt does.
     """
     generator = random.Random(seed)
     candidates = []
@@ -53,7 +54,9 @@ def _opens(line: str) -> bool:
 
 
 def _whole_lines(lines: list[str], size: int) -> str:
-    """Return as many of `lines` as fit `size` characters, at least one, no blanks at the end."""
+    """Join the first of `lines` that fit `size` characters, at least one, without blanks at the
+    end.
+    """
     text = lines[0]
     for line in lines[1:]:
         if len(text) + len(line) > size:
@@ -63,7 +66,7 @@ def _whole_lines(lines: list[str], size: int) -> str:
 
 
 def write_snippets(path: Path, snippets: list[Snippet]) -> None:
-    """Write one JSON object with `file` and `text` a line."""
+    """Write one JSON object per line, with `file` and `text`."""
     lines = [json.dumps({"file": s.file, "text": s.text}) + "\n" for s in snippets]
     path.write_text("".join(lines), encoding="utf-8")
 

@@ -1,8 +1,8 @@
 """Train the shipped models: `python -m models.training.train --out models/shipped`.
 
-Three stages, each from fixed seeds: the tokenizer, the private model on the training files, and
-the public draft model distilled from the private one, so that the private model accepts most of
-what the public one drafts (POST: the server publishes a small model aligned with its own).
+Three stages, each from fixed seeds: the tokenizer, the private model on the training files, and the
+public draft model distilled from the private one, so that the private model accepts most of its
+drafts (POST: the server publishes a small model aligned with its private one).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SNIPPET_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Data:
-    """Encoded corpus."""
+    """The encoded corpus and its tokenizer."""
 
     tokenizer: Tokenizer
     training: list[np.ndarray]
@@ -70,7 +70,7 @@ def train(
     loss: Loss,
     frozen: Any,
 ) -> None:
-    """Train a model from the seed's initial weights and batches into `out/name`."""
+    """Train a model, with initial weights and batches from `seed`, and save it in `out/name`."""
     rng = np.random.default_rng(seed)
     fit(
         name,
