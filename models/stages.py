@@ -41,9 +41,10 @@ class Stages(NamedTuple):
     """Compiled pieces of a model. `weights` are folded, `block` is one of their blocks; L is the
     number of sequences.
 
-    embed(weights, tokens [n], positions [n])   -> x [n, d] fill(block, x [L n, d], positions [L,
-    n], visible [L, n, n])     -> Filled ask(block, x [L, d], positions [L])         ->
-    AttentionInputs answer(block, x [L, d], attended [L, kv head, group, head_dim])  -> x [L, d]
+    embed(weights, tokens [n], positions [n])   -> x [n, d]
+    fill(block, x [L n, d], positions [L, n], visible [L, n, n])     -> Filled
+    ask(block, x [L, d], positions [L])         -> AttentionInputs
+    answer(block, x [L, d], attended [L, kv head, group, head_dim])  -> x [L, d]
     head(weights, x [n, d])                     -> logits [n, vocab]
     """
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spu_llm.api.watermarking import Embedding, EmbedOptions, MarkedText
     from spu_llm.core.errors import InputError, PeerError, SpuLlmError, WorkerError
     from spu_llm.runtime.simulation import Simulation
+    from spu_llm.vault.told import Place
 
 _MODULES = {
     "spu_llm.api.provider": ["Provider"],
@@ -42,6 +43,7 @@ _MODULES = {
     "spu_llm.api.split": ["SplitClient", "SplitOptions"],
     "spu_llm.api.tuning": ["tune", "TuneOptions", "Tuned"],
     "spu_llm.api.private_text": ["private_texts", "PrivateTextOptions", "PrivateTexts"],
+    "spu_llm.vault.told": ["Place"],
     "spu_llm.api.vault": ["complete_by_vault", "VaultOptions", "VaultText"],
     "spu_llm.api.watermarking": ["Embedding", "EmbedOptions", "MarkedText"],
     "spu_llm.runtime.simulation": ["Simulation"],
@@ -74,6 +76,7 @@ __all__ = [
     "private_texts",
     "PrivateTextOptions",
     "PrivateTexts",
+    "Place",
     "complete_by_vault",
     "VaultOptions",
     "VaultText",

@@ -74,7 +74,14 @@ ALLOWED |= {
 STUDIES = [room for room in ALLOWED if room.startswith("experiments.")]
 # The package's own files: `python -m spu_llm`, `python -m experiments.render`, nothing in others.
 ALLOWED |= {
-    "spu_llm": ["spu_llm.api", "spu_llm.app", "spu_llm.core", "spu_llm.runtime", "models"],
+    "spu_llm": [
+        "spu_llm.api",
+        "spu_llm.app",
+        "spu_llm.core",
+        "spu_llm.runtime",
+        "spu_llm.vault",
+        "models",
+    ],
     "protocols": [],
     "experiments": [*STUDY, *STUDIES],
 }

@@ -13,8 +13,8 @@ from spu_llm.core.op import Cost
 
 @dataclass(frozen=True)
 class CorrelationRequest:
-    """Units of a correlation that are taken. `fixed`: the provider's matrix that they are bound to;
-    only at the provider, and only where a dry run has seen it.
+    """A request for units of one correlation. `fixed`: the provider's matrix that the units are
+    bound to; known at the provider alone, and only where a dry run has seen it.
     """
 
     correlation: Correlation
@@ -26,8 +26,8 @@ class CorrelationRequest:
 class Call:
     """A call of an op: its name, its name scope in the program, and its exact price.
 
-    Beside that, at this party: what it takes, the correlations that keep others from running beside
-    it (`names`), and its messages in their order: whether it sends them, and their bytes.
+    At this party also: what the call takes, the correlations that keep other calls from running
+    beside it (`names`), and its messages in their order: whether it sends them, and their bytes.
     """
 
     op: str
@@ -40,8 +40,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Demand:
-    """Of some calls of secure functions: correlated randomness by name of correlation, in the order
-    of first use, and the ops that run.
+    """What some calls of secure functions need: correlated randomness by name of correlation, in
+    the order of first use, and the ops that run.
     """
 
     correlations: dict[str, CorrelationRequest] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Demand:
         return Demand(total, tuple(calls))
 
     def __add__(self, other: Demand) -> Demand:
-        """Return the demand of the calls of both, one after the other."""
+        """Return the demand of this one's calls followed by the other's."""
         needs = [*self.correlations.values(), *other.correlations.values()]
         return Demand.of(needs, self.calls + other.calls)
 

@@ -64,8 +64,8 @@ class _Source:
 
 
 class _Silence:
-    """A channel to nobody; each message that comes is zeros, of the size that is expected. `heard`
-    has them all in order: whether they are sent from here, and their sizes.
+    """A channel without a peer; each message received is zeros, of the expected size. `heard` lists
+    all messages in order: whether this party sends them, and their sizes.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class _Alone(Party):
 
 @dataclass(frozen=True)
 class _Known:
-    """What a variable stands for. `certain`: its real content, where this party has it."""
+    """A stand-in for a variable. `certain`: its real content, where this party has it."""
 
     value: Value
     certain: bool
@@ -112,8 +112,8 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Result:
-    """Of a step on values of some form. `bound_to`: digests of the provider's inputs, where
-    correlated randomness is bound to them; the result holds for no others.
+    """The result of a step on values of some form. `bound_to`: digests of the provider's inputs,
+    where correlated randomness is bound to them; the result holds for no other inputs.
     """
 
     values: list[Value]
@@ -128,8 +128,8 @@ class _Result:
 
 
 def _certain(step: Run, operands: Sequence[bool]) -> list[bool]:
-    """Return which results of plaintext work follow from operands that are certain: what one party
-    does in one go may mix weights with randomness that it has not drawn yet.
+    """Return which results of plaintext work follow from certain operands alone: work that one
+    party does in one go may mix weights with randomness not yet drawn.
     """
     jaxpr = step.jaxpr.jaxpr
     if step.owner is Owner.JOINT:
@@ -147,8 +147,8 @@ _KEPT = 4096
 
 
 class DryRun:
-    """Dry runs of one party's session. The results of steps that were asked for last are kept:
-    forms, shapes and public values decide, and the weights that correlated randomness is bound to.
+    """Dry runs of one party's session. Results of the steps asked for last are cached: they depend
+    on forms, shapes and public values, and on the weights that correlated randomness is bound to.
     """
 
     def __init__(self, rank: int, frac_bits: int) -> None:
@@ -286,8 +286,8 @@ def _digests(values: Sequence[Value]) -> tuple[str, ...]:
 
 
 def _has_content(x: Any) -> bool:
-    """Return whether `x` has content here that is not the client's: public, or the provider's
-    own.
+    """Return whether `x` has content here that is not the client's: a public value, or the
+    provider's own.
     """
     if isinstance(x, Private):
         return x.owner == PROVIDER and x.value is not None

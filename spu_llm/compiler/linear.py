@@ -132,8 +132,8 @@ def _is_whole(atom: Any, consts: Mapping[Var, Any]) -> bool:
 
 
 class Equations:
-    """Equations all of which are local, resolved once: what does not depend on values is looked up
-    here and not at every call, of which a step of a model has thousands.
+    """Local equations, resolved once: what does not depend on values is looked up here and not at
+    every call, of which a step of a model has thousands.
     """
 
     def __init__(self, closed: ClosedJaxpr) -> None:
@@ -291,10 +291,10 @@ def _factors_of_two(factors: np.ndarray) -> int:
 
 
 def arith_words(value: Value, rank: int, frac_bits: int) -> np.ndarray:
-    """Return this party's additive share of a value that one or both know, or that is shared
-    additively.
+    """Return this party's additive share of a value that one or both parties know, or that is
+    shared additively.
 
-    Of a value that is not shared, only the holder (the client, for a public value) has a share
+    Of a value that is not shared, the holder alone (the client, for a public value) has a share
     other than zero.
     """
     if isinstance(value, Arith):

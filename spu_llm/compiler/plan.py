@@ -251,7 +251,7 @@ _Kind = tuple[Owner, bool]
 
 
 class _Ready:
-    """Equations that are left, in order, and those of each kind (None: ops) whose inputs are
+    """The equations left to schedule, in order, and of each kind (None: ops) those whose inputs are
     known.
     """
 

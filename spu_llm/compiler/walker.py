@@ -29,9 +29,9 @@ def walk_plan(
 ) -> list[T]:
     """Walk a plan from its inputs and return its outputs.
 
-    constant(array): what a literal or a constant of the program stands for.
-    run(step, operands): the results of a run.
-    ops([(call, operands), ...]): the results of each call of a parallel group.
+    constant(array): returns the stand-in for a literal or a constant of the program.
+    run(step, operands): returns the results of a run.
+    ops([(call, operands), ...]): returns the results of each call of a parallel group.
     """
     env = Environment(constant)
     env.bind(tuple(plan.consts), [constant(x) for x in plan.consts.values()])

@@ -1,4 +1,4 @@
-"""A session in which nothing happens but that it is noted what secure functions take."""
+"""A session without a peer, which only records what secure functions take."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Noted:
-    """One call: of which function, by which plan, and what it takes."""
+    """A recorded call: of which function, by which plan, and what it takes."""
 
     function: SecureFunction
     plan: Plan
@@ -30,7 +30,7 @@ class Noted:
 
 
 class DrySession:
-    """A driver goes through its public course; what the parties put in are shapes, and results
+    """A session for a driver's public course: the parties' inputs are shapes, and results are
     stand-ins.
     """
 
@@ -72,7 +72,7 @@ class DrySession:
         return None
 
     def taken(self) -> list[Noted]:
-        """Return all calls since the last time, and forget them."""
+        """Return all calls recorded since the last time, and forget them."""
         calls, self._calls = self._calls, []
         return calls
 

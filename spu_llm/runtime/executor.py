@@ -24,7 +24,7 @@ _Call = tuple[OpCall, Sequence[Value]]  # with its operands
 
 
 class Executor:
-    """One party of a session. `dry_run` tells what a call takes, which `preprocessing` makes."""
+    """One party's executor. `dry_run` says what a call takes, which `preprocessing` makes."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class Executor:
 
     def run(self, name: str, plan: Plan, inputs: Sequence[Value], ready: bool) -> list[Value]:
         """Run a plan and return its outputs; `name` is the secure function's, for the meter.
-        `ready`: whether what a dry run with these inputs has found is made.
+        `ready`: whether the correlated randomness that a dry run finds for these inputs is made
+        already.
         """
         self._ready = ready
 
@@ -110,7 +111,7 @@ class Executor:
         return [results[i] for i in range(len(group))]
 
     def _make(self, calls: Sequence[_Call]) -> None:
-        """Make what calls take, as their dry run finds."""
+        """Make the correlated randomness of calls, as their dry run finds it."""
         if self._party.supply is self._preprocessing:  # and no study's own source
             requests = [one for call in calls for one in self._dry_run.takes(*call)]
             with self._meter.in_phase("offline"):
@@ -146,7 +147,7 @@ class Executor:
 
 
 def check_owner(where: str, value: Value, owner: Owner) -> None:
-    """Raise ValueError when somebody else knows the value than its program says."""
+    """Raise ValueError when another party knows the value than its program says."""
     actual = owner_of(value)
     # What one party knows may stand in for a shared value; nothing may become more public.
     if actual is not owner and not (owner is Owner.JOINT and isinstance(value, Private)):

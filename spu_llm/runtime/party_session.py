@@ -55,7 +55,7 @@ _NONE = 2**64 - 1  # no number, in `tell`
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """What a session may be told besides its link; all of it has a default."""
+    """Options of a session besides its link; all have a default."""
 
     pool_dir: Path | None = None
     """Where correlated randomness outlives the session, if the peer has such a directory, too; in

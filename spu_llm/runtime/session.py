@@ -2,7 +2,7 @@
 
     step = SecureFunction(fn, owners)          # an ordinary JAX function and who owns its inputs
     PlaintextSession().call(step, *args)       # plain JAX: the reference
-    simulate(lambda s: s.call(step, ...))      # two parties as two threads of this process
+    Simulation().run(lambda s: s.call(step))   # two parties as two threads of this process
     PartySession(...)                          # one of two processes, inside a worker
 
 A driver (decoding, a benchmark) is a function of a session, the same at both parties; `local`

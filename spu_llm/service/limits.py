@@ -18,7 +18,7 @@ MINUTES = 60  # that traffic counts for
 
 @dataclass(frozen=True)
 class Limits:
-    """Each of them: None for as much as there is. A client is a certificate, with all its sessions;
+    """Bounds for each client; None for no bound. A client is a certificate, with all its sessions;
     without certificates, a session.
     """
 
@@ -38,7 +38,7 @@ class _Session:
 
 @dataclass
 class _Account:
-    """What one client takes: its sessions, the latest one last, and bytes moved, by the minute."""
+    """What one client uses: its sessions, the latest one last, and bytes moved, by the minute."""
 
     sessions: list[_Session] = field(default_factory=list)
     moved: dict[int, int] = field(default_factory=dict)
@@ -76,7 +76,9 @@ class Accounts:
         self._of: dict[str, _Account] = {}
 
     def renew(self, limits: Limits) -> None:
-        """Give each client `limits` from here on; sessions that there are go on under theirs."""
+        """Give each client `limits` from now on; sessions under way go on under the limits they
+        began with.
+        """
         self._limits = limits
 
     def check(self, client: Certificate | None) -> None:
@@ -98,9 +100,8 @@ class Accounts:
     def watching(
         self, client: Certificate | None, relay: Relay, worker: Worker
     ) -> Iterator[Callable[[], None]]:
-        """Count a session to its client's account from here to the end. Yield what is to be called
-        all the while: it raises LimitError once the session, or its client, has had all that it
-        gets.
+        """Count a session to its client's account until it ends. Yield a check to be called all the
+        while: it raises LimitError once the session, or its client, has used all that it gets.
         """
         session = _Session(relay, worker, self._limits, time.monotonic())
         with self._lock:

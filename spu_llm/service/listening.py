@@ -25,8 +25,8 @@ def listen(
     over: Callable[[], bool] = lambda: False,
 ) -> None:
     """Hand each connection whose peer is known to `start`, until all is `over`. `look` is called
-    time and again. PeerError when the process that started this one has gone, of which it holds a
-    pipe as standard input.
+    periodically. PeerError when the process that started this one, and holds its standard input,
+    has gone.
     """
     while not over():
         for met in entrance.wait(_LOOK_S):
@@ -37,9 +37,9 @@ def listen(
 
 
 class Callers:
-    """A thread for each connection whose peer is known, which runs `serve`. Until `settled` they
-    take one of `WAITING` places: whoever comes then gets that of the certificate (in the clear, of
-    the address) that holds most.
+    """Threads, one for each connection whose peer is known, which run `serve`. Until `settled`, a
+    connection takes one of `WAITING` places: a newcomer gets the place of the certificate (in the
+    clear, of the address) that holds most.
     """
 
     def __init__(self, serve: Callable[[Met], None]) -> None:
@@ -86,7 +86,7 @@ class Callers:
 
 
 class Strangers:
-    """Says why strangers are refused, in so many lines that they cannot fill a disk with it."""
+    """A log of why strangers are refused, bounded so that they cannot fill a disk with it."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

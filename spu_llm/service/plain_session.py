@@ -10,7 +10,7 @@ from spu_llm.core.ledger import Ledger
 
 
 class PlainSession:
-    """What a program without SPU runs with; `close` it in the end."""
+    """A session for a program without SPU; `close` it in the end."""
 
     def __init__(self, rank: int, wire: Channel, session: str) -> None:
         """Agree on a key over `wire`, which leads to the peer. `session`: its id, which both
@@ -34,5 +34,5 @@ class PlainSession:
         return self.channel.traffic.messages
 
     def close(self) -> None:
-        """Wait until the peer has come to the end, too: it has then got all that was sent."""
+        """Wait until the peer has come to the end, too, and so has received all that was sent."""
         say_goodbye(self.channel)

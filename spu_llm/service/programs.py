@@ -61,5 +61,5 @@ def find(name: str) -> Program:
 
 
 def doors(program: Program) -> tuple[StreamType, ...]:
-    """Return what the peer may open streams to."""
+    """Return the types of streams that the peer may open."""
     return (StreamType.MESSAGES,) if program.spu is None else (StreamType.LINK, StreamType.MESSAGES)

@@ -195,9 +195,9 @@ def _serve(
 
 
 class _Sessions:
-    """Those under way. Left in the end: with patience after SIGTERM, else at once.
-
-    `over`: that the first one has ended, or was refused, with `error` unless all was well.
+    """The sessions under way. At the end of the block they are left: with patience after SIGTERM,
+    else at once. `over`: set when the first session has ended, or was refused, with `error` unless
+    all was well.
     """
 
     def __init__(
@@ -267,13 +267,13 @@ class _Sessions:
             self._say(line[:MAX_LINE])
 
     def _end_once(self, error: SpuLlmError | None) -> None:
-        """Note that a session has ended, or was refused, which no stranger brings about."""
+        """Note that a session has ended or was refused; strangers cannot cause this."""
         with self._lock:
             if not (self.over or isinstance(error, BusyError)):
                 self.error, self.over = error, True
 
     def _run(self, met: Met) -> None:
-        """Do all that a connection is for; what was wrong is raised."""
+        """Serve a connection to its end; raise what was wrong."""
         stream = met.stream
         if isinstance(stream, TlsStream):
             calls = stream.protocol == tls.CONTROL
@@ -354,7 +354,7 @@ class _Sessions:
         self._control.serve(metered, admit, partial(self._tell, met.peer))
 
     def _tell(self, client: Certificate | None) -> Document:
-        """Return how text is written. On a thread of the control plane's, as `_admit`."""
+        """Return how text is written. Called on a thread of the control plane, as `_admit` is."""
         if self._closing:
             raise BusyError("the provider takes no more sessions")
         self._accounts.check(client)
@@ -370,9 +370,9 @@ class _Sessions:
         client: Certificate | None,
         own: Certificate | None = None,
     ) -> tuple[Manifest, bytes]:
-        """Compare what a client states with what this provider does. `own`: the certificate that
-        the client has seen of it. On a thread of the control plane's; what is raised is told to the
-        client.
+        """Compare a client's manifest with this provider's. `own`: the certificate of this provider
+        that the client has seen. Called on a thread of the control plane; what is raised goes to
+        the client.
         """
         options = self._options
         try:

@@ -27,9 +27,9 @@ Seen = Mapping[Path, tuple[int, ...] | None]
 
 @dataclass(frozen=True)
 class Loaded(Generic[T]):
-    """Options as they were read. `seen`: their files, looked at before. `said`: what is told of
-    them, by name, `certificate` always. `fixed`: options that differ from those at the start, and
-    need a restart.
+    """Options as they were read. `seen`: their files, looked at before. `said`: what is printed of
+    them, by name, `certificate` always. `fixed`: options that differ from the ones at the start,
+    and need a restart.
     """
 
     options: T
@@ -79,7 +79,7 @@ class Renewal(Generic[T]):
 
 
 def look_at(paths: Iterable[Path]) -> Seen:
-    """Return what tells a file from the one that was there before."""
+    """Return the state of each file, by which a change of it is noticed."""
     return {path: _state(path) for path in paths}
 
 

@@ -149,7 +149,7 @@ class Worker:
         self._stderr_reader.start()
 
     def side(self) -> WorkerSide:
-        """Return how the worker is reached, once it is ready; asked for once."""
+        """Return how the worker is reached, once it is ready; called once."""
         if not self.apart:
             return Loopback()
         self._asked = True
@@ -159,7 +159,7 @@ class Worker:
         self._write(task.line())
 
     def tell(self, **said: Any) -> None:
-        """Say something to a program that hears; WorkerError when the worker has died."""
+        """Send words to a program that listens; WorkerError when the worker has died."""
         self._write(json.dumps(said).encode() + b"\n")
 
     def _write(self, line: bytes) -> None:

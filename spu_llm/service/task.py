@@ -12,9 +12,9 @@ from spu_llm.systems.program import read
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker is told before there is a session. `program`: the place of its record
+    """What a worker is given before there is a session. `program`: the place of its record
     (`programs.place_of`); `channel`: a descriptor; `reads`, `writes`, `lists`: files and
-    directories that it may; `confined`: whether it gives up all others, and much else.
+    directories that it may use; `confined`: whether it gives up all others, and much else.
     """
 
     program: str

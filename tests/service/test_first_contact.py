@@ -24,7 +24,7 @@ from spu_llm.service.client import Server
 from spu_llm.service.first_contact import KEPT, text_format
 from tests.kit.models import save_tokenizer
 from tests.kit.pair import Pair
-from tests.kit.patience import RUN_S
+from tests.kit.patience import END_S, RUN_S
 
 MARGIN = 0.05  # of every decision in logits: far above what shares blur
 
@@ -46,6 +46,7 @@ class Provider:
 def provider(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
     """Yield a provider in this process, in the clear; with a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(first_contact, "PART_S", END_S)  # provider and client share one process
     control = ControlServer()
 
     def no_session(asked: Any) -> tuple[Manifest, bytes]:

@@ -5,12 +5,13 @@ preparation then makes worthless units of one kind in the parties' pools, NEEDED
 `SPU_LLM_STUB` is `WHO:PHASE:DEED`, or empty for a run that ends at once: in that phase, WHO (client
 or provider)
 
-    holds       goes on exchanging bytes for ever (the client) floods      the same, half a megabyte
-    at a time deadlocks   waits for a lock that it holds, while its other threads live computes
-    COMPUTE_S seconds without a message, then goes on sends FILE  sends the file as it is, in clear;
-    the other one keeps it, and both go on for ever tries FILE  says whether it can read the file;
-    the provider ends with that tries to write FILE  says whether it can write it; several, as FILE
-    and to write FILE, one after the other
+    holds       goes on exchanging bytes for ever (the client)
+    floods      the same, half a megabyte at a time
+    deadlocks   waits for a lock that it holds, while its other threads live
+    computes    COMPUTE_S seconds without a message, then goes on
+    sends FILE  sends the file as it is, in clear; the other one keeps it, and both go on
+    tries FILE  says whether it can read the file; the provider ends with that
+    tries to write FILE  says whether it can; several, as FILE and to write FILE, in turn
 """
 
 from __future__ import annotations
