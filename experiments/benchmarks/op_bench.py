@@ -177,7 +177,10 @@ class Bench:
             "as_priced": all(stated.items() <= cost.items() for cost in ours.costs[1:]),
             "offline": self._ahead(ours.demand),
             "units": {n.correlation.name: n.units for n in needs},
-            "stored_bytes_per_value": sum(8 * n.correlation.words * n.units for n in needs) / count,
+            "stored_bytes_per_value": sum(
+                8 * n.correlation.stored_words(CLIENT) * n.units for n in needs
+            )
+            / count,
         }
         others = [{"way": name} | runs.summary() for name, runs in stock.items()]
         return {

@@ -206,7 +206,9 @@ class VerifyBench(Bench):
                 "segment_messages": sum(e.traffic.messages for e in segments),
                 "offline": self._ahead(runs.demand),
                 "units": {n.correlation.name: n.units for n in needs},
-                "stored_bytes": sum(8 * n.correlation.words * n.units for n in needs),
+                "stored_bytes": sum(
+                    8 * n.correlation.stored_words(CLIENT) * n.units for n in needs
+                ),
                 "mistakes": mistakes,
             }
         )

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import enable_x64
 
+from experiments.common.transfers import extensions
 from protocols.verification.variants import lanes_of
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import Step
@@ -20,6 +21,7 @@ from spu_llm.core.channel import Traffic
 from spu_llm.core.meter import Entry
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner
+from spu_llm.offline.ot.transfers import EXTENSION
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.decoder import Decoder, VerificationResult
@@ -122,7 +124,7 @@ def batches_made(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict[str, Any]]:
     """Return the cost of making the correlations of `demand`, by name: their part of the cost of
-    the batches among `entries`.
+    the batches among `entries`, and of extending the transfers that they take.
 
     The first batch of a correlation is left out where there are others, because it compiles. A
     correlation without a batch is missing in the result.
@@ -131,11 +133,20 @@ def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict
     prices = {}
     for name, need in demand.correlations.items():
         if name in made:
-            batches = made[name][1:] or made[name]
-            part = need.units / (len(batches) * need.correlation.chunk)
-            costs = total(batches, rank).items()
-            prices[name] = {"units": need.units} | {k: part * n for k, n in costs}
+            batches, one = made[name][1:] or made[name], need.correlation
+            part = need.units / (len(batches) * one.chunk)
+            costs = _times(part, total(batches, rank))
+            if EXTENSION in made and max(one.transfers):
+                # The first extension of a session makes what it starts from, too.
+                longer = made[EXTENSION][1:] or made[EXTENSION]
+                part = extensions(one, need.units) / len(longer)
+                costs = summed([costs, _times(part, total(longer, rank))])
+            prices[name] = {"units": need.units} | costs
     return prices
+
+
+def _times(part: float, cost: dict[str, Any]) -> dict[str, Any]:
+    return {name: part * cost[name] for name in FIGURES}
 
 
 def summed(costs: Iterable[dict[str, Any]]) -> dict[str, Any]:

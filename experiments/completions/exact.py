@@ -36,10 +36,11 @@ from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.narrow import narrow, widen
 from protocols.arithmetic.product import linear, matmul, multiply, square
 from protocols.arithmetic.truncate import truncate
-from protocols.bits.compare import sign, sign_cost, sign_products, tree
+from protocols.bits.compare import sign, sign_cost, tree
 from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
+from protocols.bits.stars import transfers
 from protocols.functions.aggregation import OwnedBlock, with_one_maximum, with_own_maxima
 from protocols.functions.argmax import argmax
 from protocols.functions.exponential import exponential
@@ -256,18 +257,19 @@ def _protocols() -> dict[str, dict[str, Any]]:
 
 
 def _comparisons() -> list[dict[str, int]]:
-    """Return what one comparison of so many values takes: messages of all of them, products of bits
-    made ahead, and the sums of them that are kept (`protocols.bits.gates`).
+    """Return what one comparison of so many values takes: messages of all of them, random
+    transfers made ahead, and the sums of them that are kept (`protocols.bits.gates`).
     """
     rows = []
     for bits, values in itertools.product(COMPARED, TOGETHER):
+        gates = tree(bits - 1, values)
         rows.append(
             {
                 "bits": bits,
                 "values": values,
                 "messages": sign_cost(values, bits).messages,
-                "products": sign_products(values, bits) // values,
-                "sums": sum(n * len(gate.sums) for gate, n in tree(bits - 1, values)),
+                "transfers": round(sum(n * sum(transfers(gate)) for gate, n in gates)),
+                "sums": sum(n * len(gate.sums) for gate, n in gates),
             }
         )
     return rows

@@ -29,6 +29,7 @@ from models.hf import load_config
 from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
+from spu_llm.core.values import CLIENT
 from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.systems.decoding.request import Request
 
@@ -130,7 +131,7 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
     if shape.bits_per_s:
         making += 8.0 / shape.bits_per_s * both_ways(offline)
     stored = [
-        8 * kind.words * work.units[name]
+        8 * kind.stored_words(CLIENT) * work.units[name]
         for name, kind in work.correlations.items()
         if kind.fixed is None
     ]

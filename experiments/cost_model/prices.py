@@ -2,16 +2,15 @@
 
 The runs are runs of `experiments.benchmarks.scale` on models small enough to take minutes; their
 workloads (`experiments.cost_model.workload`) say what was made and computed. For most correlations,
-the price of a batch is its number of oblivious transfers, or of words of results where it takes
-none, times a price of the kind. SPU's products of shared matrices use ciphertexts that hold 8,192
+the price of a batch is its number of random transfers, or of words of results where it takes none,
+times a price of the kind. SPU's products of shared matrices use ciphertexts that hold 8,192
 words: bytes follow from the number of ciphertexts, seconds from words and multiplications. The
 ciphertexts of packed products are counted: bytes follow from their number, seconds from the
 operations on them. Silent (PCG-style) products with weights take seconds for each input and output,
 and no bytes. The price of computing online is a sum of such terms, too (`workload.COMPUTE`).
 
-SPU's stocks of transfers are extended in about one batch in twenty
-(`experiments.common.transfers`). Prices of batches come from the others; the extra cost of such a
-batch is the price of an extension, and each correlation that takes transfers bears its part of it.
+Extending the transfers has a price of its own, of which each correlation that takes transfers bears
+its part (`experiments.common.transfers`).
 
 The prices in `prices.json` next to this file were made by `spu-llm experiment prices`, except where
 its `origin` says otherwise, on the machine that the file names.
@@ -35,7 +34,7 @@ from experiments.benchmarks import scale
 from experiments.common import commands
 from experiments.common.measured import FIGURES as COSTS
 from experiments.common.measured import summed
-from experiments.common.transfers import STOCK, stocks_extended
+from experiments.common.transfers import extensions
 from experiments.cost_model import workload
 from experiments.cost_model.workload import COMPUTE, Workload, matrix_sizes
 from spu_llm.app.output import write_json
@@ -43,6 +42,7 @@ from spu_llm.app.printing import show
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline.ot.transfers import EXTENSION
 from spu_llm.offline.packed.layout import columns_apart
 from spu_llm.offline.packed.products import owners
 
@@ -55,7 +55,7 @@ _MADE_ALIKE = {"transfer": "bits times"}  # a correlated OT a word
 @dataclass(frozen=True)
 class Prices:
     """Prices of a machine. `flat`, `fitted` and `messages` are by kind of correlation and without
-    extensions of SPU's stocks of transfers.
+    extensions of the transfers.
     """
 
     machine: dict[str, Any]
@@ -92,7 +92,7 @@ class Prices:
             price = self.flat[self._known(kind)]
             figures = {name: units * priced(correlation) * price[name] for name in FIGURES}
         figures["messages"] = batches * self.messages[self._known(kind)]
-        part = units * correlation.transfers / STOCK
+        part = extensions(correlation, units)
         return {name: figures[name] + part * self.extension[name] for name in COSTS}
 
     def _known(self, kind: str) -> str:
@@ -111,20 +111,20 @@ class Prices:
         return {kind: summed(costs) for kind, costs in by_kind.items()}
 
     def extensions(self, work: Workload) -> float:
-        """Return how often both stocks of transfers are extended for a step's correlations."""
+        """Return how often transfers are extended for a step's correlations."""
         of = work.correlations
-        return sum(units * of[name].transfers for name, units in work.units.items()) / STOCK
+        return sum(extensions(of[name], units) for name, units in work.units.items())
 
     def computing(self, work: Workload) -> float:
         """Return the online seconds of a step, without the network."""
         return sum(self.compute[name] * work.counts[name] for name in COMPUTE)
 
 
-def priced(correlation: Correlation) -> int:
+def priced(correlation: Correlation) -> float:
     """Return the number per unit that flat prices multiply: transfers, or words of results for a
     correlation that takes no transfers.
     """
-    return correlation.transfers or correlation.words
+    return sum(correlation.transfers) or sum(part.size for part in correlation.results)
 
 
 def kind_of(correlation: Correlation) -> str:
@@ -224,6 +224,7 @@ def measure(
     """
     results = [*more, *(scale.measure(model, shape, "local") for shape in shapes)]
     made: Made = []
+    longer: list[Cost] = []
     steps: list[tuple[Workload, float]] = []
     for result in results:
         if failures := result["failures"]:
@@ -234,36 +235,33 @@ def measure(
         # The first token of a session is the first use of its programs.
         steps += zip(works, (prefill, float(np.median(tokens[1:] or tokens))), strict=True)
         made += made_in(result, workload.together(works))
-    return fit(results[0]["machine"], [r["shape"] for r in results], made, steps)
+        longer += extended_in(result)
+    return fit(results[0]["machine"], [r["shape"] for r in results], made, longer, steps)
 
 
 # ---- fitting
 
 Cost = dict[str, float]  # of a batch: COSTS
-# Batches of a correlation: those that extend no stock of transfers, and those that extend both.
-Made = list[tuple[Correlation, list[Cost], list[Cost]]]
+Made = list[tuple[Correlation, list[Cost]]]  # batches of a correlation
 
 
 def fit(
     machine: dict[str, Any],
     runs: Sequence[dict[str, Any]],
     made: Made,
+    longer: Sequence[Cost],
     steps: Sequence[tuple[Workload, float]],
 ) -> Prices:
-    """Fit prices, none below zero, to the batches `made` and to `steps` with their online seconds
-    without a network. SpuLlmError when no batch extended the stocks of transfers.
+    """Fit prices, none below zero, to the batches `made`, to extensions of transfers (`longer`), and
+    to `steps` with their online seconds without a network. SpuLlmError without an extension.
 
     The fits minimise relative errors.
     """
     by_kind: dict[str, list[tuple[Correlation, Cost]]] = defaultdict(list)
-    extensions: list[Cost] = []
-    for correlation, plain, extending in made:
-        if plain:
-            usual = _mean(plain)
-            by_kind[kind_of(correlation)].append((correlation, usual))
-            extensions += [{n: cost[n] - usual[n] for n in COSTS} for cost in extending]
-    if not extensions:
-        raise SpuLlmError("no batch extended SPU's stocks of transfers, so it has no price")
+    for correlation, batches in made:
+        by_kind[kind_of(correlation)].append((correlation, _mean(batches)))
+    if not longer:
+        raise SpuLlmError("no run extended its transfers a second time, so that has no price")
     flat: dict[str, dict[str, float]] = {}
     fitted: dict[str, dict[str, list[float]]] = {}
     messages: dict[str, float] = {}
@@ -283,8 +281,8 @@ def fit(
         messages["gate"] = float(np.mean([messages[k] for k in gates]))
     terms = [([work.counts[name] for name in COMPUTE], seconds) for work, seconds in steps]
     compute = dict(zip(COMPUTE, _fitted(terms), strict=True))
-    origin = f"these runs; the price of an extension is the mean of {len(extensions)}"
-    return Prices(machine, list(runs), origin, flat, fitted, messages, _mean(extensions), compute)
+    origin = f"these runs; the price of an extension is the mean of {len(longer)}"
+    return Prices(machine, list(runs), origin, flat, fitted, messages, _mean(longer), compute)
 
 
 def with_others(fresh: Prices, before: Prices) -> Prices:
@@ -324,14 +322,18 @@ def made_in(result: dict[str, Any], work: Workload) -> Made:
     made: Made = []
     for row in result["correlations"]:
         correlation = work.correlations.get(workload.common_name(row["name"]))
-        if correlation is None:
-            continue
-        by_stocks: dict[int, list[Cost]] = defaultdict(list)
-        for batch in row["batches"][1:] or row["batches"]:
-            stocks = stocks_extended(batch["messages"]) if correlation.transfers else 0
-            by_stocks[stocks].append({name: batch[name] for name in COSTS})
-        made.append((correlation, by_stocks[0], by_stocks[2]))
+        if correlation is not None:
+            batches = row["batches"][1:] or row["batches"]
+            made.append((correlation, [{name: b[name] for name in COSTS} for b in batches]))
     return made
+
+
+def extended_in(result: dict[str, Any]) -> list[Cost]:
+    """Return what extensions of the transfers cost in such a result, but for the first one of a
+    session, which makes what it starts from, too.
+    """
+    rows = [row for row in result["correlations"] if row["name"] == EXTENSION]
+    return [{name: b[name] for name in COSTS} for row in rows for b in row["batches"][1:]]
 
 
 # ---- the command

@@ -201,8 +201,8 @@ def _of_plan(plan: Plan, demand: Demand, sent: dict[str, float]) -> Workload:
             correlation, name = need.correlation, common_name(need.correlation.name)
             units[name] += need.units
             correlations[name] = correlation
-            masks = sum(part.size for part in correlation.masks)
-            counts["words"] += need.units * (masks + correlation.words)
+            parts = (*correlation.masks, *correlation.results)
+            counts["words"] += need.units * sum(part.size for part in parts)
             if correlation.fixed is not None:
                 counts["weight_products"] += need.units * correlation.fixed.size
                 matrices.add(matrix_of(correlation))

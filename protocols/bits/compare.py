@@ -6,7 +6,7 @@ client knows with a number b that the provider knows (CrypTFlow2, CCS'20, Alg. 2
 is a tree over digits: less(hi lo) = less(hi) ^ equal(hi) less(lo), equal(hi lo) = equal(hi)
 equal(lo). Here the leaves are digits of two private bits and a node takes up to four digits at
 once, each level one round of `protocols.bits.gates`. How deep the tree is, is a matter of price
-(`protocols.bits.price`): the more values, the fewer prepared products, and the more rounds.
+(`protocols.bits.price`): the more values, the fewer transfers ahead, and the more rounds.
 
 Messages of both parties (6 for a few values of 24 bits, 8 or 10 for many), bytes per value: see
 `cost`.
@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.bits.convert import arith_cost, as_arith
-from protocols.bits.gates import Gate, evaluate, gate_cost, plus, times, variable
+from protocols.bits.gates import evaluate, gate_cost
 from protocols.bits.planes import from_planes, to_planes, words_for
-from protocols.bits.price import price, products
+from protocols.bits.polynomials import Gate, plus, times, variable
+from protocols.bits.price import ahead, price
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
@@ -88,7 +89,7 @@ def _levels(digits: int, words: int) -> tuple[int, tuple[Level, ...]]:
         left = nodes + (rest == 1)
         gate, rows = node(fan_in, root=left == 1), 64 * words
         above, then = _levels(left, words)
-        own = price(gate_cost(gate, rows, nodes), products(gate, rows, nodes))
+        own = price(gate_cost(gate, rows, nodes), ahead(gate, rows, nodes))
         plans.append((own + above, ((fan_in, nodes), *then)))
     return min(plans, key=lambda plan: plan[0])
 
@@ -143,9 +144,9 @@ def less_cost(rows: int, bits: int) -> Cost:
     return sum((gate_cost(gate, rows, count) for gate, count in tree(bits, rows)), Cost())
 
 
-def less_products(rows: int, bits: int) -> int:
-    """Return how many products of bits `less_private` takes."""
-    return sum(products(gate, rows, count) for gate, count in tree(bits, rows))
+def less_ahead(rows: int, bits: int) -> int:
+    """Return the worth of what `less_private` takes that is made ahead."""
+    return sum(ahead(gate, rows, count) for gate, count in tree(bits, rows))
 
 
 def carry_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
@@ -177,9 +178,9 @@ def sign_cost(count: int, bits: int) -> Cost:
     return less_cost(count, bits - 1) if bits > 1 and count else Cost()
 
 
-def sign_products(count: int, bits: int) -> int:
-    """Return how many products of bits `sign_words` takes for `count` values."""
-    return less_products(count, bits - 1) if bits > 1 and count else 0
+def sign_ahead(count: int, bits: int) -> int:
+    """Return the worth of what `sign_words` takes for `count` values that is made ahead."""
+    return less_ahead(count, bits - 1) if bits > 1 and count else 0
 
 
 # ---- the op

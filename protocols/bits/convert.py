@@ -1,8 +1,10 @@
 """Boolean to arithmetic shares, and products of private bits, from one prepared bit in both forms.
 
 The correlation (a "daBit", Rotaru and Wood, INDOCRYPT'19): a random bit l = c ^ p of which the
-client knows c and the provider p, and additive shares of -l; one correlated OT inside SPU, in one
-direction. Hence two things in one round each:
+client knows c and the provider p, and additive shares of -l = -c - p + 2 c p. The product takes one
+random transfer (Gilboa, CRYPTO'99): the chooser's bit u is that of the transfer; with strings s_0,
+s_1 and a bit v, its peer sends e = s_0 - s_1 + 2 v, and s_u + u e = s_0 + 2 u v. The parties take
+turns in choosing. Hence two things in one round each:
 
 - Opening m = s ^ l makes a shared bit s = m + (1 - 2m) l arithmetic.
 - The product u v of the client's bit u and the provider's v, with d = u ^ c and e = v ^ p opened:
@@ -13,17 +15,18 @@ direction. Hence two things in one round each:
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from protocols.bits.planes import bytes_for, pack, unpack
-from spu_llm.core.correlation import Correlation, Form, Part
+from spu_llm.core.correlation import Correlation, Correlations, Form, Part
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
+from spu_llm.core.transfers import Transfers
 from spu_llm.core.values import (
     CLIENT,
+    PROVIDER,
     Arith,
     Bool,
     Owner,
@@ -38,23 +41,32 @@ _1 = np.uint64(1)
 _2 = np.uint64(2)
 _BITS_AT_ONCE = 1 << 20  # bounds memory: a bit takes a word while it is worked on
 
+
+def _bits_by_transfers(source: Transfers, units: int) -> Correlations:
+    """Make units of `BITS`: one message each way, eight bytes for each transfer that is offered."""
+    counts = {CLIENT: units - units // 2, PROVIDER: units // 2}  # by the chooser
+    (bits, strings), (zero, one) = source.both(counts[CLIENT], counts[PROVIDER])
+    own = source.draw((len(zero),)) & _1
+    sent = zero[:, 0] - one[:, 0] + _2 * own
+    peers = source.swap(sent, 8 * len(bits)).view(np.uint64)
+    chose = (bits, strings[:, 0] + bits * peers - bits)
+    offered = (own, np.uint64(0) - zero[:, 0] - own)
+    both = (chose, offered) if source.rank == CLIENT else (offered, chose)
+    mask, minus_l = (np.concatenate(parts) for parts in zip(*both, strict=True))
+    masks = [np.zeros(units, np.uint64), np.zeros(units, np.uint64)]
+    masks[source.rank] = mask
+    return Correlations(masks, [minus_l])
+
+
 BITS = Correlation(
     name="shared bit",
     masks=(Part((), Owner.CLIENT, Form.BIT), Part((), Owner.PROVIDER, Form.BIT)),
     results=(Part((), Owner.JOINT, Form.ARITH),),
-    derive=lambda c, p: [c ^ p],
-    inputs=(Part((), Owner.JOINT, Form.BIT),),
-    secure=lambda l: [minus(l)],
+    secure=lambda c, p: [-(c ^ p).astype(np.int64)],
+    by_transfers=_bits_by_transfers,
+    transfers=(0.5, 0.5),
     chunk=1 << 15,
-    transfers=1,
 )
-
-
-def minus(bit: Any) -> Any:
-    """Return -l as a word. SPU would leave l as it is, a boolean share; a number it makes
-    arithmetic.
-    """
-    return -bit.astype(np.int64)
 
 
 def swap_bits(party: Party, bits: np.ndarray) -> np.ndarray:

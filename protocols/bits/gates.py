@@ -9,9 +9,8 @@ mask l_i of every input and sums of products l_S = prod_{i in S} l_i. Online:
          prod_{i in T} x_i = xor_{S subset of T} (prod_{i in T - S} m_i) l_S,
      which is linear in the shared l_S: each party evaluates its share without a message.
 
-Products l_S that every polynomial multiplies with the same public factors are prepared as one sum.
-Inside SPU a product of bits that one party knows each costs as much as one of shared bits, which
-has two such products in it. So a sum often takes fewer products than it has terms (`recipe`).
+Products l_S that every polynomial multiplies with the same public factors are prepared as one sum
+(`protocols.bits.recipe`), of random oblivious transfers (`protocols.bits.stars`).
 
 This is Beaver's circuit randomisation ("Efficient Multiparty Protocols Using Circuit
 Randomization", CRYPTO'91, section 3) for products of any number of factors: a gate of fan-in k
@@ -24,201 +23,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from protocols.bits.planes import bytes_for, from_message, to_message, words_for
-from spu_llm.core.correlation import Correlation, Form, Part
+from protocols.bits.polynomials import Gate, Monomial, Polynomial, variable
+from protocols.bits.recipe import Step, recipe
+from protocols.bits.stars import Bit, Stars, local_bit, stars, transfers
+from spu_llm.core.correlation import Correlation, Correlations, Form, Part, joined
 from spu_llm.core.op import Cost
 from spu_llm.core.party import Party
+from spu_llm.core.transfers import Transfers
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 
-Monomial = frozenset[int]
-Polynomial = frozenset[Monomial]  # the xor of its monomials; the empty one is the constant 1
-
-ONE: Polynomial = frozenset([frozenset()])
-ZERO: Polynomial = frozenset()
-_ANDS_PER_CALL = 1 << 19  # bounds SPU's memory when products of masks are made
-
-
-def variable(i: int) -> Polynomial:
-    return frozenset([frozenset([i])])
-
-
-def plus(*terms: Polynomial) -> Polynomial:
-    """Add polynomials over F_2."""
-    return functools.reduce(lambda a, b: a ^ b, terms, ZERO)
-
-
-def times(*factors: Polynomial) -> Polynomial:
-    """Multiply polynomials over F_2, where x * x = x."""
-
-    def two(a: Polynomial, b: Polynomial) -> Polynomial:
-        return plus(*(frozenset([s | t]) for s in a for t in b))
-
-    return functools.reduce(two, factors, ONE)
-
-
-@dataclass(frozen=True)
-class Gate:
-    """Polynomials in `client` bits that the client knows, `provider` bits that the provider knows,
-    and `joint` shared bits, numbered in this order.
-    """
-
-    name: str
-    client: int
-    provider: int
-    joint: int
-    outputs: tuple[Polynomial, ...]
-
-    def holder(self, i: int) -> Owner:
-        if i < self.client:
-            return Owner.CLIENT
-        return Owner.PROVIDER if i < self.client + self.provider else Owner.JOINT
-
-    @functools.cached_property
-    def terms(self) -> dict[Polynomial, tuple[Polynomial, ...]]:
-        """Return the sums of products of masks, and what each output multiplies a sum with: a
-        polynomial in the opened bits.
-        """
-        weights: dict[Monomial, list[Polynomial]] = {}
-        for i, output in enumerate(self.outputs):
-            for monomial in output:
-                for s in _subsets(monomial):
-                    of_s = weights.setdefault(s, [ZERO] * len(self.outputs))
-                    of_s[i] = plus(of_s[i], frozenset([monomial - s]))
-        alike: dict[tuple[Polynomial, ...], list[Monomial]] = {}
-        for s in sorted(filter(None, weights), key=_order):
-            alike.setdefault(tuple(weights[s]), []).append(s)
-        return {frozenset(total): weight for weight, total in alike.items() if any(weight)}
-
-    @functools.cached_property
-    def sums(self) -> tuple[Polynomial, ...]:
-        """Return the sums of `terms` that are prepared inside SPU: with a product that nobody can
-        make alone.
-        """
-        hard = [p for p in self.terms if any(len(self.factors(s)) > 1 for s in p)]
-        return tuple(sorted(hard, key=lambda p: _order(max(p, key=_order))))
-
-    def index_of(self, s: Monomial) -> int:
-        """Return the index of the prepared sum that has the product of these masks."""
-        return next(i for i, p in enumerate(self.sums) if s in p)
-
-    def factors(self, s: Monomial) -> tuple[Monomial, ...]:
-        """Split `s` into sets that are known or shared as they are: the client's part, the
-        provider's part, and each shared input.
-        """
-        by = {o: frozenset(i for i in s if self.holder(i) is o) for o in Owner}
-        own = (by[Owner.CLIENT], by[Owner.PROVIDER])
-        return (*(p for p in own if p), *(frozenset([i]) for i in sorted(by[Owner.JOINT])))
-
-    def sent(self, rank: int) -> int:
-        """Return how many bits per instance party `rank` sends."""
-        return (self.client, self.provider)[rank] + self.joint
-
-
-def _order(s: Monomial) -> tuple[int, list[int]]:
-    return len(s), sorted(s)
-
-
-# ---- what is prepared
-
-
-@dataclass(frozen=True)
-class Step:
-    """A product made inside SPU, and what it makes: left times right plus rest, each a sum of
-    polynomials in the masks that are known by then.
-    """
-
-    made: Polynomial
-    left: tuple[Polynomial, ...]
-    right: tuple[Polynomial, ...]
-    rest: tuple[Polynomial, ...]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Steps, those of a level at once, and for each of the gate's sums what adds up to it."""
-
-    levels: tuple[tuple[Step, ...], ...]
-    totals: tuple[tuple[Polynomial, ...], ...]
-
-    @property
-    def products(self) -> int:
-        """Return how many products of bits SPU makes per instance."""
-        return sum(map(len, self.levels))
-
-    def used(self) -> set[Polynomial]:
-        steps = itertools.chain.from_iterable(self.levels)
-        of_steps = (p for step in steps for p in (*step.left, *step.right, *step.rest))
-        return {*of_steps, *itertools.chain.from_iterable(self.totals)}
-
-
-@functools.cache
-def recipe(gate: Gate) -> Recipe:
-    """Find how the gate's sums are made of few products.
-
-    A sum whose products have a factor in common is that factor times something smaller, which is
-    mostly known by then. Two products c_1 p_1 and c_2 p_2 of a monomial of the client's masks and
-    one of the provider's are made by one product of what are xor shares already:
-        (c_1 + p_2) (c_2 + p_1) = c_1 p_1 + c_2 p_2 + c_1 c_2 + p_1 p_2,
-    the last two of which one party knows.
-    """
-    steps: dict[Polynomial, Step] = {}
-
-    def is_known(p: Polynomial) -> bool:
-        return p in steps or (len(p) == 1 and len(gate.factors(*p)) == 1)
-
-    def parts(total: Polynomial) -> list[Polynomial]:
-        """Return what is known and adds up to `total`, after the steps that this adds."""
-        if is_known(total):
-            return [total]
-        ordered = sorted(total, key=_order)
-        easy = [frozenset([s]) for s in ordered if len(gate.factors(s)) == 1]
-        hard = [s for s in ordered if len(gate.factors(s)) > 1]
-        common = [f for f in gate.factors(hard[0]) if all(f in gate.factors(s) for s in hard)]
-        quotients = {f: frozenset(s - f for s in hard) for f in common}
-        known = [f for f in common if is_known(quotients[f])]
-        if known or len(hard) == 1:
-            factor = (known or common)[-1]
-            smaller = tuple(parts(quotients[factor]))
-            steps[total] = Step(total, smaller, (frozenset([factor]),), tuple(easy))
-            return [total]
-        crossed = [s for s in hard if not any(gate.holder(i) is Owner.JOINT for i in s)]
-        crossed = crossed[: len(crossed) // 2 * 2]
-        single = [s for s in hard if s not in crossed]
-        for s, t in zip(crossed[::2], crossed[1::2], strict=True):
-            pair = frozenset([s, t])
-            steps[pair] = _crossed(pair, gate.factors(s), gate.factors(t))
-            easy.append(pair)
-        return [*easy, *itertools.chain.from_iterable(parts(frozenset([s])) for s in single)]
-
-    totals = tuple(tuple(parts(total)) for total in gate.sums)
-    depth: dict[Polynomial, int] = {}
-    for made, step in steps.items():
-        used = (*step.left, *step.right, *step.rest)
-        depth[made] = 1 + max(depth.get(p, 0) for p in used)
-    levels = tuple(
-        tuple(step for made, step in steps.items() if depth[made] == level)
-        for level in range(1, 1 + max(depth.values(), default=0))
-    )
-    return Recipe(levels, totals)
-
-
-def _crossed(pair: Polynomial, s: Sequence[Monomial], t: Sequence[Monomial]) -> Step:
-    """Return the step that makes c_1 p_1 + c_2 p_2 by one product."""
-    (c_1, p_1), (c_2, p_2) = s, t
-
-    def known(*monomials: Monomial) -> tuple[Polynomial, ...]:
-        return tuple(frozenset([x]) for x in monomials)
-
-    return Step(pair, known(c_1, p_2), known(c_2, p_1), known(c_1 | c_2, p_1 | p_2))
+_TRANSFERS_AT_ONCE = 1 << 18  # bounds memory
 
 
 @functools.cache
@@ -226,43 +46,15 @@ def correlation(gate: Gate) -> Correlation:
     """Return the correlation of a gate: masks of the inputs and the sums of their products that the
     gate needs; a unit is 64 instances.
     """
-    made = recipe(gate)
-    alone = {s for p in made.used() for s in p if len(p) == 1 and len(gate.factors(s)) == 1}
-    own = (
-        sorted((s for s in alone if gate.holder(min(s)) is holder), key=_order)
-        for holder in (Owner.CLIENT, Owner.PROVIDER)
-    )
-    joint = [frozenset([gate.client + gate.provider + i]) for i in range(gate.joint)]
-    groups = [group for group in (*own, joint) if group]  # what `secure` takes, in its order
 
-    def derive(*masks: Any) -> list[Any]:
-        """Compute products of each party's masks, by that party (the other one's zeros stay zeros),
-        and return them with the masks that are shared.
-        """
+    def secure(*masks: Any) -> list[Any]:
         columns = np.concatenate(masks, axis=1).T  # numbered as the gate's inputs
-        return [
-            np.stack([np.bitwise_and.reduce(columns[sorted(s)]) for s in group], axis=-1)
-            for group in groups
-        ]
 
-    def secure(*inputs: Any) -> list[Any]:
-        """Compute the sums by the steps of the recipe, level by level."""
-        known = {
-            frozenset([s]): array[:, i]
-            for group, array in zip(groups, inputs, strict=True)
-            for i, s in enumerate(group)
-        }
+        def total(polynomial: Polynomial) -> Any:
+            products = [np.bitwise_and.reduce(columns[sorted(s)]) for s in polynomial]
+            return np.bitwise_xor.reduce(products)
 
-        def total(polynomials: Iterable[Polynomial]) -> Any:
-            return functools.reduce(lambda a, b: a ^ b, [known[p] for p in polynomials])
-
-        for level in made.levels:
-            left = stack([total(step.left) for step in level])
-            right = stack([total(step.right) for step in level])
-            both = left & right
-            known.update({step.made: both[:, i] for i, step in enumerate(level)})
-            known.update({s.made: total((s.made, *s.rest)) for s in level if s.rest})
-        return [stack([total(polynomials) for polynomials in made.totals])]
+        return [np.stack([total(polynomial) for polynomial in gate.sums], axis=-1)]
 
     def bits(count: int, holder: Owner) -> Part:
         return Part((count,), holder, Form.BOOL)
@@ -270,7 +62,7 @@ def correlation(gate: Gate) -> Correlation:
     # What was prepared for other polynomials under the same name must not serve these.
     sums = [sorted(map(sorted, p)) for p in gate.sums]
     content = repr((gate.client, gate.provider, gate.joint, sums))
-    chunk = max(1, _ANDS_PER_CALL // (64 * made.products))
+    by_client, by_provider = transfers(gate)
     return Correlation(
         name=f"gate {gate.name} {hashlib.sha256(content.encode()).hexdigest()[:8]}",
         masks=(
@@ -280,16 +72,168 @@ def correlation(gate: Gate) -> Correlation:
         ),
         results=(bits(len(gate.sums), Owner.JOINT),),
         secure=secure,
-        derive=derive,
-        inputs=tuple(bits(len(group), Owner.JOINT) for group in groups),
-        chunk=chunk,
-        transfers=64 * made.products,
+        by_transfers=functools.partial(made_by_transfers, gate),
+        transfers=(64 * by_client, 64 * by_provider),
+        # Even, for both plans take turns.
+        chunk=max(2, int(_TRANSFERS_AT_ONCE / (64 * (by_client + by_provider))) * 2),
     )
 
 
-def stack(columns: Sequence[Any]) -> Any:
-    """Stack arrays side by side in a new last axis, in NumPy or in JAX."""
-    return (jnp if isinstance(columns[0], jax.Array) else np).stack(columns, axis=-1)
+def made_by_transfers(gate: Gate, source: Transfers, units: int) -> Correlations:
+    """Make units of a gate's correlation by its stars; half of them by the plan in which rather
+    the client chooses, and half by the other one. Messages each way: one for each level of the
+    recipe, less those that would be empty.
+    """
+    halves = [
+        _Half(gate, source, stars(gate, first), count)
+        for first, count in ((CLIENT, units - units // 2), (PROVIDER, units // 2))
+    ]
+    for level, steps in enumerate(recipe(gate).levels):
+        for half in halves:
+            half.take(level)
+        own_part = [half.corrections(level) for half in halves]
+        peers = sum(half.expected(level) for half in halves)
+        words = source.swap(np.concatenate(own_part), 8 * peers).view(np.uint64)
+        for half in halves:
+            used = half.expected(level)
+            half.finish(level, steps, words[:used])
+            words = words[used:]
+    made = [half.made() for half in halves]
+    return joined(made)
+
+
+class _Half:
+    """Units of a gate that are made by one plan, at one party; words [units] of 64 instances."""
+
+    def __init__(self, gate: Gate, source: Transfers, plan: Stars, units: int) -> None:
+        self._gate, self._source, self._units = gate, source, units
+        self._plan, self._rank = plan, source.rank
+        self._shares: dict[Polynomial, np.ndarray] = {}  # this party's, of what is known
+        # Of each star of the level: this party's part of its bit times the strings' [strings,
+        # units], and the random bits that corrections refer to.
+        self._products: list[np.ndarray] = []
+        self._random: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def take(self, level: int) -> None:
+        """Take the level's transfers, and the masks that come out of them."""
+        self._products, self._random = [], []
+        for star in self._plan[level]:
+            count = 64 * self._units
+            if star.chooser == self._rank:
+                bits, strings = self._source.choose(count)
+                choice = _packed(bits.astype(np.uint8)).reshape(self._units)
+                self._products.append(_sliced(strings, len(star.strings)))
+                self._random.append((choice, np.empty(0)))
+                if star.fresh_choice:
+                    self._came_out(star.choice, choice)
+            else:
+                zero, one = self._source.offer(count)
+                first = _sliced(zero, len(star.strings))
+                between = first ^ _sliced(one, len(star.strings))
+                self._products.append(first)
+                self._random.append((np.empty(0), between))
+                for string, words in zip(star.strings, between, strict=True):
+                    if string in star.fresh:
+                        self._came_out(string, words)
+        if not level:
+            self._draw_others()
+
+    def _came_out(self, bit: Bit, words: np.ndarray) -> None:
+        (mask,) = bit
+        self._shares[mask] = words
+
+    def _draw_others(self) -> None:
+        """Draw masks that come out of no transfer, and multiply what this party knows alone."""
+        own = (Owner.JOINT, Owner.of_rank(self._rank))
+        count = self._gate.client + self._gate.provider + self._gate.joint
+        for i in range(count):
+            mask = variable(i)
+            if self._gate.holder(i) in own and mask not in self._shares:
+                self._shares[mask] = self._source.draw((self._units,))
+
+    def _share(self, polynomials: Iterable[Polynomial]) -> np.ndarray:
+        """Return this party's share of a sum, zero of what it has none of."""
+        total = np.zeros(self._units, np.uint64)
+        for p in local_bit(self._gate, polynomials, self._rank):
+            if p not in self._shares:
+                (s,) = p
+                self._shares[p] = np.bitwise_and.reduce([self._shares[variable(i)] for i in s])
+            total ^= self._shares[p]
+        return total
+
+    def corrections(self, level: int) -> np.ndarray:
+        """Return the words that this party sends for a level."""
+        sent = []
+        for star, (choice, between) in zip(self._plan[level], self._random, strict=True):
+            if star.chooser == self._rank:
+                if not star.fresh_choice:
+                    sent.append(self._share(star.choice) ^ choice)
+            else:
+                for string, words in zip(star.strings, between, strict=True):
+                    if string not in star.fresh:
+                        sent.append(self._share(string) ^ words)
+        return np.concatenate([np.empty(0, np.uint64), *sent])
+
+    def expected(self, level: int) -> int:
+        """Return how many words the peer sends for a level."""
+        return self._units * sum(
+            star.corrections[1 if star.chooser == self._rank else 0] for star in self._plan[level]
+        )
+
+    def finish(self, level: int, steps: Sequence[Step], peers: np.ndarray) -> None:
+        """Correct the products of a level, and add up its steps."""
+        words = iter(peers.reshape(-1, self._units))
+        products: dict[tuple[Bit, Bit], np.ndarray] = {}
+        for star, made, (_, between) in zip(
+            self._plan[level], self._products, self._random, strict=True
+        ):
+            if star.chooser == self._rank:
+                choice = self._share(star.choice)
+                for i, string in enumerate(star.strings):
+                    if string not in star.fresh:
+                        made[i] ^= choice & next(words)
+            elif not star.fresh_choice:
+                made ^= between & next(words)
+            for string, part in zip(star.strings, made, strict=True):
+                ends = (star.choice, string) if star.chooser == CLIENT else (string, star.choice)
+                products[ends] = part
+        for step in steps:
+            total = self._share(step.left) & self._share(step.right)
+            for a, b in ((step.left, step.right), (step.right, step.left)):
+                ends = local_bit(self._gate, a, CLIENT), local_bit(self._gate, b, PROVIDER)
+                if all(ends):
+                    total ^= products[ends]
+            self._shares[step.made] = total ^ self._share(step.rest)
+
+    def made(self) -> Correlations:
+        """Return the masks, zeros for the peer's own, and the sums."""
+        gate, masks = self._gate, []
+        numbers = np.split(
+            np.arange(gate.client + gate.provider + gate.joint),
+            [gate.client, gate.client + gate.provider],
+        )
+        for group in numbers:
+            columns = [self._share([variable(int(i))]) for i in group]
+            empty = np.empty((self._units, 0), np.uint64)
+            masks.append(np.stack(columns, axis=-1) if columns else empty)
+        sums = [self._share(total) for total in recipe(gate).totals]
+        return Correlations(masks, [np.stack(sums, axis=-1)])
+
+
+def _packed(bits: np.ndarray) -> np.ndarray:
+    """Return words of the bits [.., 64 words] (uint8 of 0 or 1)."""
+    return np.packbits(bits, axis=-1, bitorder="little").view(np.uint64)
+
+
+def _sliced(strings: np.ndarray, width: int) -> np.ndarray:
+    """Return the first bits of strings [64 units, 2 words], one by one: words [width, units]."""
+    octets = strings.view(np.uint8).reshape(len(strings), -1)
+    bits = np.empty((width, len(strings)), np.uint8)
+    for i in range(0, width, 8):
+        octet = np.ascontiguousarray(octets[:, i // 8])
+        for j in range(i, min(i + 8, width)):
+            bits[j] = (octet >> np.uint8(j - i)) & np.uint8(1)
+    return _packed(bits)
 
 
 def evaluate(party: Party, gate: Gate, rows: int, nodes: int, inputs: np.ndarray) -> np.ndarray:
@@ -374,12 +318,6 @@ def _combine(
         for into, weight in zip(outputs, weights, strict=True):
             into ^= own_part & value(weight)
     return result
-
-
-def _subsets(s: Monomial) -> Iterable[Monomial]:
-    return (
-        frozenset(c) for size in range(len(s) + 1) for c in itertools.combinations(sorted(s), size)
-    )
 
 
 def gate_cost(gate: Gate, rows: int, nodes: int) -> Cost:

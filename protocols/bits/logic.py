@@ -8,8 +8,9 @@ import math
 import numpy as np
 
 from protocols.bits.convert import known_words
-from protocols.bits.gates import ONE, Gate, Polynomial, evaluate, gate_cost, plus, times, variable
+from protocols.bits.gates import evaluate, gate_cost
 from protocols.bits.planes import from_planes, to_planes
+from protocols.bits.polynomials import ONE, Gate, Polynomial, plus, times, variable
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages

@@ -1,13 +1,18 @@
 """A shared bit times a shared word: b x for b = b_0 ^ b_1 and x = x_0 + x_1.
 
 Prepared are a random bit l = c ^ p, whose parts the parties know, a random shared word w, and
-shares of l w and of l (correlated OT, as in Gilboa, CRYPTO'99, with one bit). With d = b ^ l and
-f = x - w opened,
+shares of l w and of l. With d = b ^ l and f = x - w opened,
 
     b x = d x + (1 - 2d) l x = d x + (1 - 2d) (f l + l w).
 
 Of a narrow share of x, mod 2^bits, only the bytes that hold its bits are sent, and up to 32 bits
-one prepared word stands for both products at half the price: l (2^32 w + 1).
+one prepared word stands for both products: l (2^32 w + 1).
+
+Ahead. With w = w_0 + w_1, l w_0 is c w_0 + p r for r = (1 - 2c) w_0: of one transfer in which the
+provider chooses p, the client takes r as the difference of its strings, which makes w_0 (Gilboa,
+CRYPTO'99, with one bit, and without a message). With the parties exchanged, l w_1. What is sent is
+what lies in no random word: for -l, 2 c p (`protocols.bits.convert`), eight bytes; of a narrow
+product the low half of (1 - 2c)(2^32 w_0 + 1), four.
 """
 
 from __future__ import annotations
@@ -16,15 +21,15 @@ import math
 
 import numpy as np
 
-from protocols.bits.convert import arith_cost, as_arith, minus, public_share
-from protocols.bits.gates import stack
+from protocols.bits.convert import arith_cost, as_arith, public_share
 from protocols.bits.logic import as_bool
 from protocols.bits.planes import bytes_for, pack, unpack
 from spu_llm.core.correlation import Correlation, Correlations, Form, Part
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.core.values import Arith, Owner, Value, from_bytes, low_bits, to_bytes
+from spu_llm.core.transfers import Transfers
+from spu_llm.core.values import CLIENT, Arith, Owner, Value, from_bytes, low_bits, to_bytes
 
 _1, _2 = np.uint64(1), np.uint64(2)
 NARROW_BITS = 32
@@ -36,27 +41,71 @@ _MASKS = (
     Part((), Owner.JOINT, Form.ARITH),  # w
 )
 
+
+def _whole_by_transfers(source: Transfers, units: int) -> Correlations:
+    """Make units of `BIT_TIMES_WORD`: one message of eight bytes each, of the provider's."""
+    (bits, strings), (zero, one) = source.both(units, units)
+    between = one[:, 0] - zero[:, 0]
+    word = _signed(bits, between)
+    share_of_lw = bits * word - zero[:, 0] + strings[:, 0]
+    # 2 c p by the transfers in which the client chooses c, in the second words of their strings.
+    if source.rank == CLIENT:
+        peers = source.swap(np.empty(0, np.uint64), 8 * units).view(np.uint64)
+        minus_l = strings[:, 1] + bits * peers - bits
+    else:
+        source.swap(zero[:, 1] - one[:, 1] + _2 * bits, 0)
+        minus_l = np.uint64(0) - zero[:, 1] - bits
+    return _made(source.rank, bits, word, np.stack([share_of_lw, minus_l], axis=-1))
+
+
+def _narrow_by_transfers(source: Transfers, units: int) -> Correlations:
+    """Make units of `BIT_TIMES_NARROW_WORD`: one message of four bytes each, of the client's."""
+    (bits, strings), (zero, one) = source.both(units, units)
+    half = np.uint64(NARROW_BITS)
+    if source.rank == CLIENT:
+        # e = s_0 - s_1 + (1 - 2c)(2^32 w_0 + 1), of which w_0 makes the upper half zero.
+        rest = zero[:, 0] - one[:, 0] + _signed(bits, np.ones(units, np.uint64))
+        word = _signed(bits, np.uint64(0) - (rest >> half)) & _LOW
+        source.swap((rest & _LOW).astype(np.uint32), 0)
+        product = bits * ((word << half) + _1) - zero[:, 0] + (strings[:, 0] << half)
+    else:
+        peers = source.swap(np.empty(0, np.uint32), 4 * units).view(np.uint32)
+        word = _signed(bits, one[:, 0] - zero[:, 0])
+        product = bits * (word << half) - (zero[:, 0] << half)
+        product += strings[:, 0] + bits * peers
+    return _made(source.rank, bits, word, product)
+
+
+def _signed(bits: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """Return (1 - 2 bit) word."""
+    return (_1 - _2 * bits) * words
+
+
+def _made(rank: int, bits: np.ndarray, word: np.ndarray, result: np.ndarray) -> Correlations:
+    masks = [np.zeros_like(bits), np.zeros_like(bits), word]
+    masks[rank] = bits
+    return Correlations(masks, [result])
+
+
 BIT_TIMES_WORD = Correlation(
     name="bits times whole words",
     masks=_MASKS,
     results=(Part((2,), Owner.JOINT, Form.ARITH),),
     # l w and -l.
-    derive=lambda c, p, w: [c ^ p, w],
-    inputs=(Part((), Owner.JOINT, Form.BIT), Part((), Owner.JOINT, Form.ARITH)),
-    secure=lambda bit, word: [stack([bit.astype(word.dtype) * word, minus(bit)])],
+    secure=lambda c, p, w: [np.stack([(c ^ p).astype(w.dtype) * w, -(c ^ p).astype(w.dtype)], -1)],
+    by_transfers=_whole_by_transfers,
+    transfers=(1, 1),
     chunk=1 << 14,
-    transfers=2,
 )
 
 BIT_TIMES_NARROW_WORD = Correlation(
     name="bits times narrow words",
     masks=_MASKS,
     results=(Part((), Owner.JOINT, Form.ARITH),),
-    derive=lambda c, p, w: [c ^ p, w],
-    inputs=(Part((), Owner.JOINT, Form.BIT), Part((), Owner.JOINT, Form.ARITH)),
-    secure=lambda bit, word: [bit.astype(word.dtype) * (word * (1 << NARROW_BITS) + 1)],
+    secure=lambda c, p, w: [(c ^ p).astype(w.dtype) * (w * (1 << NARROW_BITS) + 1)],
+    by_transfers=_narrow_by_transfers,
+    transfers=(1, 1),
     chunk=1 << 15,
-    transfers=1,
 )
 
 

@@ -31,9 +31,10 @@ import numpy as np
 
 from protocols.bits.compare import sign_cost, sign_words
 from protocols.bits.convert import arith_cost, as_arith, known_words, public_share
-from protocols.bits.gates import ONE, Gate, evaluate, gate_cost, plus, times, variable
+from protocols.bits.gates import evaluate, gate_cost
 from protocols.bits.mux import NARROW_BITS, correct_mux, mux_cost, mux_words, width_of
 from protocols.bits.planes import from_planes, to_planes
+from protocols.bits.polynomials import ONE, Gate, plus, times, variable
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages

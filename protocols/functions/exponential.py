@@ -78,7 +78,6 @@ WORD_TIMES_CHOSEN = Correlation(
     ),
     secure=lambda c, u, first, step: _chosen(first + c.astype(first.dtype) * step, u),
     chunk=1 << 14,
-    transfers=1,
 )
 
 

@@ -23,12 +23,13 @@ import itertools
 
 import numpy as np
 
-from protocols.bits.compare import sign_cost, sign_products, sign_words
+from protocols.bits.compare import sign_ahead, sign_cost, sign_words
 from protocols.bits.convert import arith_cost, as_arith
-from protocols.bits.gates import Gate, evaluate, gate_cost, times, variable
+from protocols.bits.gates import evaluate, gate_cost
 from protocols.bits.mux import correct_mux, mux_cost, mux_words, width_of
 from protocols.bits.planes import from_planes, to_planes
-from protocols.bits.price import price, products
+from protocols.bits.polynomials import Gate, times, variable
+from protocols.bits.price import ahead, price
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
@@ -57,13 +58,13 @@ def _match_cost(fan_in: int, count: int, bits: int, width: int, kinds: int) -> C
     return cost + mux_cost(kinds * (fan_in - 1) * count, width)
 
 
-def _match_products(fan_in: int, count: int, bits: int) -> int:
-    """Return how many products of bits `count` matches take for comparisons and for who wins.
-    (Products of bits and words are as many for any fan-in: one for each word that loses.)
+def _match_ahead(fan_in: int, count: int, bits: int) -> int:
+    """Return the worth of what `count` matches take that is made ahead, for comparisons and for who
+    wins. (Products of bits and words are as many for any fan-in: one for each word that loses.)
     """
-    total = sign_products(len(pairs(fan_in)) * count, bits)
+    total = sign_ahead(len(pairs(fan_in)) * count, bits)
     if fan_in > 2:
-        total += products(all_of(fan_in - 1), count, fan_in - 1)
+        total += ahead(all_of(fan_in - 1), count, fan_in - 1)
     return total
 
 
@@ -88,7 +89,7 @@ def _fan_ins(
         left = -(-n // fan_in)
         count = rows * left
         cost = _match_cost(fan_in, count, bits, width, kinds)
-        own = price(cost, _match_products(fan_in, count, bits))
+        own = price(cost, _match_ahead(fan_in, count, bits))
         above, then = _fan_ins(rows, left, bits, width, kinds, widest)
         plans.append((own + above, (fan_in, *then)))
     return min(plans, key=lambda plan: plan[0])

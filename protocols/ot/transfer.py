@@ -48,19 +48,30 @@ from spu_llm.core.correlation import Correlation, Correlations, Form, Part
 from spu_llm.core.op import Cost, View
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
+from spu_llm.core.transfers import Transfers
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 
 MAX_ENTRIES = 1 << 18
 _TILE = 1 << 22  # bytes of pads made at once; bounds memory beyond the message
 
+
+def _made_of_transfers(source: Transfers, units: int) -> Correlations:
+    """Make units of `TRANSFER` of random transfers: nothing is sent."""
+    if source.rank == CLIENT:
+        c, keys = source.choose(units)
+        return Correlations([c, np.zeros((units, 2), np.uint64)], [keys])
+    zero, one = source.offer(units)
+    return Correlations([np.zeros(units, np.uint64), one - zero], [np.uint64(0) - zero])
+
+
 TRANSFER = Correlation(
     name="transfer",
     masks=(Part((), Owner.CLIENT, Form.BIT), Part((2,), Owner.PROVIDER, Form.ARITH)),
     results=(Part((2,), Owner.JOINT, Form.ARITH),),
-    # A bit times an arithmetic share is a correlated OT in SPU, not an encrypted product.
     secure=lambda c, d: [c.astype(d.dtype)[..., None] * d],
+    by_transfers=_made_of_transfers,
+    transfers=(1, 0),
     chunk=1 << 14,
-    transfers=2,
 )
 
 # Uses of the hash; part of the tweak.

@@ -1,8 +1,9 @@
 """Correlated randomness: what both parties make offline, told as one small record.
 
 A correlation is random words (*masks*) of the two parties and a function of them, whose *results*
-come out shared. The masks are drawn by their holders alone, from keyed streams of their own; the
-function runs inside SPU, or as a protocol of its own where `fixed` or `matrices` is given. A
+come out shared. As a rule the masks are drawn by their holders alone, from keyed streams of their
+own; the function runs inside SPU, or as a protocol of its own where `fixed` or `matrices` is given.
+Where `by_transfers` is given, masks and results both come out of random oblivious transfers. A
 protocol later uses each unit once, to hide what it sends.
 
     product triple:   masks a, b (both shared)             results a * b
@@ -23,6 +24,7 @@ import numpy as np
 
 from spu_llm.core.integers import Factor
 from spu_llm.core.prg import Prg
+from spu_llm.core.transfers import Transfers
 from spu_llm.core.values import CLIENT, Owner, as_words
 
 
@@ -72,9 +74,11 @@ class Correlation:
     matrices(a, b) -> x [units, n, k], y [units, k, m]: linear local work, x on shares of the first
         of two masks and y of the second, when the one result is x y and may be off by the noise of
         `spu_llm.offline.packed.products`.
-    chunk: units made by one call of SPU; bounds its memory.
-    transfers: correlated oblivious transfers that SPU makes a unit of, in the direction that has
-        more of them; a shared bit needs the other one not at all.
+    by_transfers(transfers, units) -> masks and results: makes units from random oblivious
+        transfers, at both parties at the same time, in place of SPU.
+    transfers: random transfers that a unit takes: those in which the client chooses, and those in
+        which the provider does; on average, since roles may alternate.
+    chunk: units made at once; bounds memory.
     """
 
     name: str
@@ -85,16 +89,24 @@ class Correlation:
     inputs: tuple[Part, ...] = ()
     fixed: Part | None = None
     matrices: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None
+    by_transfers: Callable[[Transfers, int], Correlations] | None = None
+    transfers: tuple[float, float] = (0.0, 0.0)
     chunk: int = 8192
-    transfers: int = 0
 
     def input_parts(self) -> tuple[Part, ...]:
         return self.inputs or self.masks
 
-    @property
-    def words(self) -> int:
-        """Return the number of result words per unit and party: what is stored."""
-        return sum(part.size for part in self.results)
+    def stored_parts(self, rank: int) -> tuple[Part, ...]:
+        """Return what a party keeps of a unit: its results, and before them its masks where no key
+        gives them again.
+        """
+        if self.by_transfers is None:
+            return self.results
+        return (*(part for part in self.masks if part.is_held_by(rank)), *self.results)
+
+    def stored_words(self, rank: int) -> int:
+        """Return the number of words per unit that a party keeps."""
+        return sum(part.size for part in self.stored_parts(rank))
 
     def draw(self, rank: int, prg: Prg, units: int) -> list[np.ndarray]:
         """Draw this party's words of the masks; zeros where the other party is the only holder."""
@@ -105,14 +117,37 @@ class Correlation:
             drawn.append(words & np.uint64(1) if part.form is Form.BIT else words)
         return drawn
 
-    def split(self, stored: np.ndarray) -> list[np.ndarray]:
-        """Split stored words [units, words] into result arrays [units, *shape]."""
-        arrays, start = [], 0
-        for part in self.results:
-            flat = stored[:, start : start + part.size]
-            arrays.append(flat.reshape(len(stored), *part.shape))
-            start += part.size
-        return arrays
+    def stored(self, rank: int, made: Correlations) -> list[np.ndarray]:
+        """Return the arrays of `made` that a party keeps."""
+        if self.by_transfers is None:
+            return made.results
+        masks = zip(self.masks, made.masks, strict=True)
+        return [*(words for part, words in masks if part.is_held_by(rank)), *made.results]
+
+    def from_stored(self, rank: int, stored: np.ndarray, prg: Prg) -> Correlations:
+        """Return the units that a party kept as words [units, words]; prg: draws their masks where
+        they are not kept.
+        """
+        arrays = iter(split(self.stored_parts(rank), stored))
+        if self.by_transfers is None:
+            return Correlations(self.draw(rank, prg, len(stored)), list(arrays))
+        masks = [
+            next(arrays)
+            if part.is_held_by(rank)
+            else np.zeros((len(stored), *part.shape), np.uint64)
+            for part in self.masks
+        ]
+        return Correlations(masks, list(arrays))
+
+
+def split(parts: Sequence[Part], words: np.ndarray) -> list[np.ndarray]:
+    """Split words [units, words] into the arrays [units, *shape] of these parts."""
+    arrays, start = [], 0
+    for part in parts:
+        flat = words[:, start : start + part.size]
+        arrays.append(flat.reshape(len(words), *part.shape))
+        start += part.size
+    return arrays
 
 
 @dataclass(frozen=True)

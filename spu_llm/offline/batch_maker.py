@@ -4,55 +4,65 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
-from spu_llm.core.channel import CountingChannel, Traffic
+from spu_llm.core.channel import CountingChannel
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PoolError
 from spu_llm.core.meter import Meter
+from spu_llm.offline.ot.base import BySpu
+from spu_llm.offline.ot.transfers import EXTENSION, RandomTransfers
 from spu_llm.offline.packed.products import PackedProducts
-
-# From a correlation and its masks: this party's result words, and what they cost.
-Made = tuple[list[np.ndarray], Traffic]
 
 
 class BatchMaker:
-    """This party's half: packed products, and SPU for everything else, metered as offline wherever
-    it falls. Used by the thread that it is made in, and by one that says so (`in_this_thread`).
+    """This party's half: packed products, random transfers, and SPU for everything else, metered as
+    offline wherever it falls. Used by the thread that it is made in, and by one that says so
+    (`in_this_thread`).
     """
 
     def __init__(
         self,
         packed: PackedProducts,
+        transfers: RandomTransfers,
         channel: CountingChannel,
-        by_spu: Callable[[Correlation, Sequence[np.ndarray]], Made],
+        by_spu: BySpu,
         meter: Meter,
     ) -> None:
-        """Take `channel`, which packed products send on."""
-        self._packed, self._channel, self._by_spu, self._meter = packed, channel, by_spu, meter
+        """Take `channel`, which packed products and transfers send on."""
+        self._packed, self._transfers, self._channel = packed, transfers, channel
+        self._by_spu, self._meter = by_spu, meter
         self._threads = {threading.get_ident()}
 
     def __call__(self, correlation: Correlation, masks: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return this party's result words for one chunk of masks; the peer calls its own at the
-        same time. PoolError in a thread that may not.
+        """Return what this party keeps of one chunk (`Correlation.stored`), for masks if they are
+        drawn first; the peer calls its own at the same time. PoolError in a thread that may not.
         """
         if threading.get_ident() not in self._threads:
             # In merged rounds the peer may ask for it at another time, and both would wait.
             raise PoolError(f"{correlation.name}: a call takes more than its dry run found")
         with self._meter.in_phase("offline"):
+            before, extensions = self._channel.traffic, len(self._transfers.extensions)
             started = time.perf_counter()
-            if correlation.matrices is not None:
-                before = self._channel.traffic
-                results = self._packed.make(correlation, masks)
+            if correlation.by_transfers is not None:
+                made = correlation.by_transfers(self._transfers, correlation.chunk)
+                kept = correlation.stored(self._transfers.rank, made)
+                traffic = self._channel.traffic.since(before)
+            elif correlation.matrices is not None:
+                kept = self._packed.make(correlation, masks)
                 traffic = self._channel.traffic.since(before)
             else:
-                results, traffic = self._by_spu(correlation, masks)
+                kept, traffic = self._by_spu(correlation, masks)
             seconds = time.perf_counter() - started
+            for one in self._transfers.extensions[extensions:]:
+                # Other correlations take of it, too.
+                self._meter.record("pool", EXTENSION, "", one.seconds, one.channel + one.spu)
+                seconds, traffic = seconds - one.seconds, traffic.since(one.channel)
             self._meter.record("pool", correlation.name, "", seconds, traffic)
-        return results
+        return kept
 
     @contextmanager
     def in_this_thread(self) -> Iterator[None]:

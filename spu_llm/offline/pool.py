@@ -38,7 +38,7 @@ from typing import Protocol
 
 import numpy as np
 
-from spu_llm.core.correlation import Correlation, Correlations, cut, joined
+from spu_llm.core.correlation import Correlation, Correlations, cut, joined, split
 from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.json_values import names_once
 from spu_llm.core.prg import KEY_BYTES, Prg
@@ -61,12 +61,16 @@ class Maker(Protocol):
     """Runs a correlation between the two parties: the peer calls its own at the same time."""
 
     def __call__(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the result words for one chunk of masks."""
+        """Return the words of one chunk that are kept (`Correlation.stored`): results for these
+        masks, or masks and results where there are none before.
+        """
 
 
 @dataclass(frozen=True)
 class Made:
-    """A chunk that no pool has yet: the key of its masks, and its result words [units, words]."""
+    """A chunk that no pool has yet: the key of its masks, if they are drawn, and the words
+    [units, words] that are kept.
+    """
 
     label: Label
     key: bytes
@@ -149,7 +153,11 @@ class Pool:
         prepared.
         """
         missing = max(0, units - self.available(correlation))
-        return math.ceil(missing / correlation.chunk) * _batch_bytes(correlation)
+        return math.ceil(missing / correlation.chunk) * self._batch_bytes(correlation)
+
+    def _batch_bytes(self, correlation: Correlation) -> int:
+        """Return the bytes of a batch's files, at most, if no units are put back."""
+        return 8 * correlation.stored_words(self.rank) * correlation.chunk + _LABEL_BYTES
 
     def prepare(self, correlation: Correlation, units: int) -> None:
         """Make whole chunks until `units` units are there. PoolError when those that are there are
@@ -158,11 +166,12 @@ class Pool:
         self._check_open()
         batches = self._batches.setdefault(correlation.name, [])
         for label in (batch.label for batch in batches):
-            if label.words != correlation.words:
+            words = correlation.stored_words(self.rank)
+            if label.words != words:
                 where = self._directory.folder(label.name) if self._directory else "it"
                 raise PoolError(
                     f"correlated randomness of {label.name} has {label.words} words a unit, not "
-                    f"{correlation.words}; remove {where}"
+                    f"{words}; remove {where}"
                 )
         while self.available(correlation) < units:
             self._check_places()
@@ -176,19 +185,21 @@ class Pool:
         key = self._own.words((KEY_BYTES // 8,)).tobytes()
         step = slice_units(units)
         slices = [(start, min(start + step, units)) for start in range(0, units, step)]
-        drawn, at = [], key
-        for start, stop in slices:
-            drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))
-            at = _next_key(at)
-        masks = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
+        masks: list[np.ndarray] = []
+        if correlation.by_transfers is None:
+            drawn, at = [], key
+            for start, stop in slices:
+                drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))
+                at = _next_key(at)
+            masks = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
         results = _pack(self._make(correlation, masks), units)
-        assert results.shape[1] == correlation.words
+        assert results.shape[1] == correlation.stored_words(self.rank)
         label = Label(
             _batch_id(self._session, name, number),
             name,
             self.rank,
             units,
-            correlation.words,
+            results.shape[1],
             tuple(checksum(results[start:stop]) for start, stop in slices),
         )
         return Made(label, key, results)
@@ -336,8 +347,7 @@ class _Batch:
         key, index = state.key, state.index
         while (start := label.bounds(index)[0]) < end:
             rows = self.store.rows(index)
-            masks = correlation.draw(label.rank, _masks_of(key), len(rows))
-            slice_ = Correlations(masks, correlation.split(rows))
+            slice_ = correlation.from_stored(label.rank, rows, _masks_of(key))
             pieces.append(cut(slice_, max(state.used - start, 0)))
             key, index = _next_key(key), index + 1
         self._advance(State(end, index, key))
@@ -398,21 +408,12 @@ class _Batch:
     def _rest(self, correlation: Correlation, rest: np.ndarray) -> Correlations:
         """Return what was put back, without what has been burnt since."""
         left = self.label.bounds(self.state.index)[0] - self.state.used
-        words = sum(part.size for part in correlation.masks) + self.label.words
-        if len(rest) < left or rest.shape[1] != words:
+        parts = (*correlation.masks, *correlation.results)
+        if len(rest) < left or rest.shape[1] != sum(part.size for part in parts):
             raise PoolError(f"{self.label.name}: what was put back is not what is on record")
-        rest = rest[len(rest) - left :]
-        masks, start = [], 0
-        for part in correlation.masks:
-            flat = rest[:, start : start + part.size]
-            masks.append(flat.reshape(len(rest), *part.shape))
-            start += part.size
-        return Correlations(masks, correlation.split(rest[:, start:]))
-
-
-def _batch_bytes(correlation: Correlation) -> int:
-    """Return the bytes of a batch's files, at most, if no units are put back."""
-    return 8 * correlation.words * correlation.chunk + _LABEL_BYTES
+        arrays = split(parts, rest[len(rest) - left :])
+        masks = len(correlation.masks)
+        return Correlations(arrays[:masks], arrays[masks:])
 
 
 def _batch_id(session: bytes, name: str, number: int) -> str:
@@ -440,7 +441,7 @@ def no_units(correlation: Correlation) -> Correlations:
     """Return correlated randomness of no units, which has the shapes of some."""
     return Correlations(
         [np.empty((0, *part.shape), np.uint64) for part in correlation.masks],
-        correlation.split(np.empty((0, correlation.words), np.uint64)),
+        [np.empty((0, *part.shape), np.uint64) for part in correlation.results],
     )
 
 

@@ -38,6 +38,7 @@ from spu_llm.core.values import CLIENT, PROVIDER, Private, Public, Value
 from spu_llm.offline import peer_directories
 from spu_llm.offline.background_producer import ROUND_TRIP_S
 from spu_llm.offline.batch_maker import BatchMaker
+from spu_llm.offline.ot.transfers import RandomTransfers
 from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.preprocessing import Preprocessing
@@ -156,7 +157,14 @@ class PartySession:
         packed = PackedProducts(
             self.rank, own, _derived(b"packed", key), self._correlations, options.jobs
         )
-        maker = BatchMaker(packed, self._correlations, self._maker.make, self.meter)
+        transfers = RandomTransfers(
+            self.rank,
+            own.child("transfers"),
+            Prg(_derived(b"transfers", key)),
+            self._correlations,
+            self._maker.make,
+        )
+        maker = BatchMaker(packed, transfers, self._correlations, self._maker.make, self.meter)
         pool = Pool(
             self.rank,
             own,

@@ -14,7 +14,7 @@ from experiments.benchmarks import scale
 from experiments.benchmarks.scale import Shape
 from experiments.common.replay import ROUNDS, Replay
 from experiments.common.report import both_ways
-from experiments.common.transfers import STOCK
+from experiments.common.transfers import extensions
 from experiments.cost_model import estimate, prices, workload
 from experiments.cost_model.prices import Prices
 from models.gpt2 import GPT2Config
@@ -165,12 +165,7 @@ def test_a_replay_counts_rounds_and_bytes_of_merged_messages(simulation: Simulat
 # ---- prices
 
 
-EXTENSION = {
-    "seconds": 2.0,
-    "client_to_provider": 3e5,
-    "provider_to_client": 2e5,
-    "messages": 2562.0,
-}
+EXTENSION = {"seconds": 2.0, "client_to_provider": 3e5, "provider_to_client": 2e5, "messages": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +183,9 @@ def priced(tiny: list[workload.Workload]) -> Priced:
                 "provider_to_client": 3.0 * count,
                 "messages": 6.0,
             }
-            dearer = {name: cost[name] + EXTENSION[name] for name in cost}
-            made.append((correlation, [cost], [dearer] if correlation.transfers else []))
+            made.append((correlation, [cost]))
     steps = [(w, 1e-3 * w.counts["messages"] + 1e-8 * w.counts["words"]) for w in works]
-    return works, prices.fit({"cores": 2, "processor": "some"}, [], made, steps)
+    return works, prices.fit({"cores": 2, "processor": "some"}, [], made, [EXTENSION], steps)
 
 
 def test_prices_give_back_what_they_were_fitted_to(priced: Priced) -> None:
@@ -203,8 +197,8 @@ def test_prices_give_back_what_they_were_fitted_to(priced: Priced) -> None:
             correlation = work.correlations[name]
             cost = actual.of_units(correlation, units)
             assert all(number >= 0 for number in cost.values())
-            part = units * correlation.transfers / STOCK
-            assert cost["messages"] == pytest.approx(6 * units / correlation.chunk + 2562 * part)
+            part = extensions(correlation, units)
+            assert cost["messages"] == pytest.approx(6 * units / correlation.chunk + 2 * part)
             if prices.kind_of(correlation) in actual.flat:
                 wanted = 4 * units * prices.priced(correlation) + 3e5 * part
                 assert cost["client_to_provider"] == pytest.approx(wanted)

@@ -8,13 +8,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from experiments.common import saved
 from experiments.common.measured import FIGURES
 from experiments.common.report import both_ways
-from experiments.common.transfers import STOCK, stocks_extended
+from experiments.common.transfers import extensions
 from experiments.cost_model import prices
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import Workload
@@ -31,8 +30,9 @@ from protocols.functions.aggregation import tile_for
 from protocols.functions.exponential import WORD_TIMES_CHOSEN
 from protocols.functions.maximum import all_of
 from protocols.ot.transfer import TRANSFER
-from spu_llm.core.correlation import Correlation, Form
+from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import SpuLlmError
+from spu_llm.offline.ot.transfers import EXTENSION
 from spu_llm.systems.decoding.request import Request
 
 LEAF = correlation(leaf(root=False))
@@ -46,47 +46,19 @@ TRANSFERS = [
     BIT_TIMES_WORD,
     BIT_TIMES_NARROW_WORD,
     TRANSFER,
-    WORD_TIMES_CHOSEN,
 ]
 
 
-class Counted(np.ndarray):
-    """Words that count the products of bits, and of a bit and a word, that are made of them."""
-
-    __array_priority__ = 1.0  # what they are stacked into counts, too
-    count = 0
-    is_bit = False
-
-    def __array_finalize__(self, source: Any) -> None:
-        self.is_bit = source is not None and (
-            source.dtype == np.bool_ or getattr(source, "is_bit", False)
-        )
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        by_bit = any(getattr(x, "is_bit", False) for x in inputs)
-        plain = (x.view(np.ndarray) if isinstance(x, Counted) else x for x in inputs)
-        out = getattr(ufunc, method)(*plain, **options)
-        if ufunc is np.bitwise_and:
-            Counted.count += 64 * out.size
-        elif ufunc in (np.multiply, np.negative) and by_bit:
-            Counted.count += out.size
-        return np.array(out).view(Counted)
-
-
 @pytest.mark.parametrize("one", TRANSFERS, ids=lambda c: c.name)
-def test_a_transfer_a_product_with_a_bit(one: Correlation) -> None:
-    inputs = [
-        np.ones((3, *p.shape), bool if p.form is Form.BIT else np.int64).view(Counted)
-        for p in one.input_parts()
-    ]
-    Counted.count = 0
-    one.secure(*inputs)
-    assert Counted.count == 3 * one.transfers > 0
+def test_what_is_made_of_transfers_says_how_many(one: Correlation) -> None:
+    assert one.by_transfers is not None
+    assert extensions(one, 1.0) > 0
+    assert prices.priced(one) == sum(one.transfers)
 
 
 @pytest.mark.parametrize("one", [SQUARE, TRIPLE, matrix_triple(2, 4, 2), row_squares(9)])
 def test_what_is_encrypted_takes_no_transfers(one: Correlation) -> None:
-    assert one.transfers == 0
+    assert not any(one.transfers) and extensions(one, 1.0) == 0
 
 
 # ---- fitting
@@ -107,22 +79,23 @@ def _work(one: Correlation, units: float) -> Workload:
 
 
 def test_an_extension_is_priced_apart() -> None:
-    """The batch that compiles counts for nothing, nor does one that extends one of both stocks."""
-    usual, extending = _batch(0.05, 1000.0, 4), _batch(1.55, 21000.0, 2566)
-    half = _batch(0.8, 11000.0, 1285)
-    assert [stocks_extended(int(b["messages"])) for b in (usual, half, extending)] == [0, 1, 2]
-    row = {"name": LEAF.name, "batches": [_batch(9.0, 1000.0, 4), usual, extending, usual, half]}
-    work = _work(LEAF, 1.0)
-    made = prices.made_in({"correlations": [row]}, work)
-    actual = prices.fit({}, [], made, [(work, 1.0)])
-    assert actual.extension == pytest.approx(_batch(1.5, 20000.0, 2562))
-    units = STOCK / LEAF.transfers
+    """The batch that compiles counts for nothing, nor the extension that makes the first stock."""
+    usual, longer = _batch(0.05, 1000.0, 2), _batch(0.3, 400.0, 2)
+    rows = [
+        {"name": LEAF.name, "batches": [_batch(9.0, 1000.0, 2), usual, usual]},
+        {"name": EXTENSION, "batches": [_batch(5.0, 9000.0, 12), longer]},
+    ]
+    result, work = {"correlations": rows}, _work(LEAF, 1.0)
+    made, extended = prices.made_in(result, work), prices.extended_in(result)
+    actual = prices.fit({}, [], made, extended, [(work, 1.0)])
+    assert actual.extension == pytest.approx(longer)
+    units = 2.0 / extensions(LEAF, 1.0)
     batches = units / LEAF.chunk
-    wanted = {n: batches * usual[n] + actual.extension[n] for n in FIGURES}
+    wanted = {n: batches * usual[n] + 2 * actual.extension[n] for n in FIGURES}
     assert actual.of_units(LEAF, units) == pytest.approx(wanted)
-    assert actual.extensions(_work(LEAF, 2 * units)) == pytest.approx(2)
-    with pytest.raises(SpuLlmError, match="no batch extended"):
-        prices.fit({}, [], [(LEAF, [usual], [])], [(work, 1.0)])
+    assert actual.extensions(_work(LEAF, units)) == pytest.approx(2)
+    with pytest.raises(SpuLlmError, match="no run extended"):
+        prices.fit({}, [], made, [], [(work, 1.0)])
 
 
 def test_a_unit_of_known_rows_takes_half_the_bytes_of_a_tile() -> None:

@@ -265,7 +265,10 @@ def test_a_comparison_keeps_what_its_dry_run_takes(figures: dict[str, Any]) -> N
             client.call(SecureFunction(fn, owners, "sign"), words)
             (noted,) = client.taken()
             taken = noted.demand.correlations.values()
-            assert sum(64 * x.units * x.correlation.words for x in taken) == row["sums"] * values
+            assert (
+                sum(64 * x.units * x.correlation.results[0].size for x in taken)
+                == row["sums"] * values
+            )
 
 
 TEXT = """\

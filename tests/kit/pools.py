@@ -7,22 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
-from spu_llm.core.correlation import Correlation
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.offline.peer_directories import open_directory, party_directories, peer_folders
 from spu_llm.offline.pool import Pool
-from tests.kit.dealing import TRIPLE
+from tests.kit.dealing import TRIPLE, zeros
 
 PEER = "0123456789abcdef" * 2
 OTHER = PEER[::-1]
-
-
-def zeros(correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
-    """Stand in for a maker: results that hide nothing."""
-    return correlation.split(np.zeros((len(masks[0]), correlation.words), np.uint64))
 
 
 @contextmanager

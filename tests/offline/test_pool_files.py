@@ -20,7 +20,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files as pool_files
 from spu_llm.offline.pool import Pool
-from tests.kit.dealing import GATE, TRIPLE, refuses
+from tests.kit.dealing import GATE, TRIPLE, refuses, zeros
 from tests.offline.parties import Parties, batch_folder, files_of, reopen, stored_inventory
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -108,7 +108,7 @@ def test_modes_and_layout(threads: ThreadPoolExecutor, tmp_path: Path) -> None:
         "rest.npy",
     }
     results = np.load(folder / "results.npy", allow_pickle=False)
-    assert results.shape == (16, TRIPLE.words) and results.dtype == np.uint64
+    assert results.shape == (16, TRIPLE.stored_words(CLIENT)) and results.dtype == np.uint64
     meta = json.loads((folder / "meta.json").read_bytes())
     assert (meta["name"], meta["units"]) == (TRIPLE.name, 16)
 
@@ -332,7 +332,7 @@ def test_a_full_disk_costs_nothing_that_is_there(
     def full(*args: Any, **options: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    client._make = lambda kind, masks: kind.split(np.zeros((len(masks[0]), kind.words), np.uint64))
+    client._make = zeros
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
         with pytest.raises(PoolError, match="No space left"):

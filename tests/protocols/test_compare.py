@@ -240,7 +240,7 @@ def test_more_values_never_take_fewer_rounds(bits: int) -> None:
     for rows in (1, 640, 6_400, 64_000, 640_000):
         plan = levels(bits, rows)
         depths.append(len(plan))
-        each.append(compare.less_products(rows, bits) / (64 * words_for(rows)))
+        each.append(compare.less_ahead(rows, bits) / (64 * words_for(rows)))
         cheapest = min(_priced(other, rows) for other in _trees(digits))
         assert _priced(plan, rows) == cheapest
     assert depths == sorted(depths)

@@ -15,7 +15,7 @@ import numpy as np
 import protocols
 from experiments.common import saved
 from protocols.arithmetic.cached import Cached
-from protocols.bits.gates import Gate
+from protocols.bits.polynomials import Gate
 from protocols.verification.sampling import Widths
 from spu_llm.core.correlation import Correlation, Correlations, Part
 from spu_llm.core.integers import Factor

@@ -97,20 +97,13 @@ def run_task(program: None, task: Any, events: Any, hear: Any) -> dict[str, Any]
 
 def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
     """Make correlated randomness in the party's directory; what a result says of it."""
-    import numpy as np
 
     from spu_llm.core.prg import Prg
     from spu_llm.core.values import ROLES
     from spu_llm.offline import peer_directories
     from spu_llm.offline.pool import Pool
     from spu_llm.service.agreeing import pool_ids
-    from tests.kit.dealing import TRIPLE
-
-    def zeros(correlation: Any, masks: list[np.ndarray]) -> list[np.ndarray]:
-        units: list[np.ndarray] = correlation.split(
-            np.zeros((len(masks[0]), correlation.words), np.uint64)
-        )
-        return units
+    from tests.kit.dealing import TRIPLE, zeros
 
     peer_directories.check_met(peer, *pool_ids(task.role, task.agreed))
     folder = Path(task.pool_dir)

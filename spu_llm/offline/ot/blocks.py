@@ -1,0 +1,53 @@
+"""A hash of 128-bit blocks for oblivious transfers: AES under a public key, from the `cryptography`
+library.
+
+"MMO^" of Guo, Katz, Wang and Yu ("Efficient and Secure Multiparty Computation from Fixed-Key Block
+Ciphers", S&P 2020, section 7.3): with pi = AES-128 under the key and sigma(x_1 x_0) = (x_1 ^ x_0)
+x_1 on the halves of a block,
+
+    H(x) = pi(sigma(x)) ^ sigma(x).
+
+With pi as a random permutation H is circular correlation robust: H(x) and H(x ^ delta) ^ b delta
+are uniform to who does not know delta, for any distinct x that it does not choose. Who has q values
+under one key and evaluates pi p times tells the difference with probability about p q / 2^127 for a
+delta of 127 random bits. Keys are public and serve one extension each, so that q counts the blocks
+of one extension alone (Guo et al., CRYPTO 2020, on many instances).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+KEY_BYTES = 16
+BLOCK_WORDS = 2  # uint64, little-endian
+_AT_ONCE = 1 << 15  # blocks: they and their images stay in the cache
+
+
+class BlockHash:
+    """H under `key` (16 bytes, public), for blocks uint64 [..., 2]."""
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
+        # A permutation of single blocks is what is wanted here: no message is encrypted by this.
+        self._pi = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+        # The library asks for room for one more block than it writes.
+        self._image = np.empty((_AT_ONCE + 1, BLOCK_WORDS), np.uint64)
+
+    def __call__(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Compute H of every block, into `out` if it is given (contiguous, of x's shape)."""
+        assert x.dtype == np.uint64 and x.shape[-1] == BLOCK_WORDS
+        hashed = np.empty(x.shape, np.uint64) if out is None else out
+        blocks, images = x.reshape(-1, BLOCK_WORDS), hashed.reshape(-1, BLOCK_WORDS)
+        assert np.shares_memory(images[:1], hashed)
+        for start in range(0, len(blocks), _AT_ONCE):
+            some, sigma = blocks[start : start + _AT_ONCE], images[start : start + _AT_ONCE]
+            sigma[:, 0] = some[:, 1]
+            np.bitwise_xor(some[:, 0], some[:, 1], out=sigma[:, 1])
+            written = self._pi.update_into(
+                sigma.reshape(-1).view(np.uint8).data, self._image.reshape(-1).view(np.uint8).data
+            )
+            assert written == sigma.nbytes
+            sigma ^= self._image[: len(some)]
+        return hashed
