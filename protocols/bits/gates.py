@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ import numpy as np
 from protocols.bits.planes import bytes_for, from_message, to_message, words_for
 from protocols.bits.polynomials import Gate, Monomial, Polynomial, variable
 from protocols.bits.recipe import Step, recipe
-from protocols.bits.stars import Bit, Stars, local_bit, stars, transfers
+from protocols.bits.stars import Bit, Star, local_bit, products, stars, transfers
 from spu_llm.core.correlation import Correlation, Correlations, Form, Part, joined
 from spu_llm.core.op import Cost
 from spu_llm.core.party import Party
@@ -98,64 +99,89 @@ def made_by_transfers(gate: Gate, source: Transfers, units: int) -> Correlations
             used = half.expected(level)
             half.finish(level, steps, words[:used])
             words = words[used:]
-    made = [half.made() for half in halves]
-    return joined(made)
+    return joined([half.made() for half in halves])
+
+
+@dataclass
+class _Taken:
+    """A star's transfers at one party, 64 of them a word. At the chooser `choice` [units] and the
+    strings that it says; at its peer the strings for 0, and `between`: those for 1, added.
+    [bits of strings that are still to be used, units]
+    """
+
+    choice: np.ndarray | None
+    strings: np.ndarray
+    between: np.ndarray | None
+
+    def next(self, count: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the next bits of the strings, and of `between`."""
+        strings, self.strings = self.strings[:count], self.strings[count:]
+        if self.between is None:
+            return strings, None
+        between, self.between = self.between[:count], self.between[count:]
+        return strings, between
 
 
 class _Half:
     """Units of a gate that are made by one plan, at one party; words [units] of 64 instances."""
 
-    def __init__(self, gate: Gate, source: Transfers, plan: Stars, units: int) -> None:
+    def __init__(self, gate: Gate, source: Transfers, plan: Sequence[Star], units: int) -> None:
         self._gate, self._source, self._units = gate, source, units
         self._plan, self._rank = plan, source.rank
         self._shares: dict[Polynomial, np.ndarray] = {}  # this party's, of what is known
-        # Of each star of the level: this party's part of its bit times the strings' [strings,
-        # units], and the random bits that corrections refer to.
-        self._products: list[np.ndarray] = []
-        self._random: list[tuple[np.ndarray, np.ndarray]] = []
+        self._taken: dict[Star, _Taken] = {}
+        self._products: dict[tuple[Bit, Bit], np.ndarray] = {}
+        # Of the level: a star's bit times its strings, this party's part, and what lies between.
+        self._parts: list[tuple[Star, np.ndarray, np.ndarray | None]] = []
 
     def take(self, level: int) -> None:
-        """Take the level's transfers, and the masks that come out of them."""
-        self._products, self._random = [], []
-        for star in self._plan[level]:
-            count = 64 * self._units
-            if star.chooser == self._rank:
-                bits, strings = self._source.choose(count)
-                choice = _packed(bits.astype(np.uint8)).reshape(self._units)
-                self._products.append(_sliced(strings, len(star.strings)))
-                self._random.append((choice, np.empty(0)))
+        """Take the transfers that are first used on a level, and the masks that come out."""
+        for star in self._plan:
+            if star.first == level:
+                self._taken[star] = self._drawn(star)
+        self._parts = [
+            (star, *self._taken[star].next(len(star.strings[level])))
+            for star in self._plan
+            if star.strings[level]
+        ]
+        if level:
+            return
+        for star, _, between in self._parts:
+            if between is None:
                 if star.fresh_choice:
+                    choice = self._taken[star].choice
+                    assert choice is not None
                     self._came_out(star.choice, choice)
             else:
-                zero, one = self._source.offer(count)
-                first = _sliced(zero, len(star.strings))
-                between = first ^ _sliced(one, len(star.strings))
-                self._products.append(first)
-                self._random.append((np.empty(0), between))
-                for string, words in zip(star.strings, between, strict=True):
+                for string, words in zip(star.strings[0], between, strict=True):
                     if string in star.fresh:
                         self._came_out(string, words)
-        if not level:
-            self._draw_others()
+        self._draw_others()
+
+    def _drawn(self, star: Star) -> _Taken:
+        if star.chooser == self._rank:
+            bits, strings = self._source.choose(64 * self._units)
+            choice = _packed(bits.astype(np.uint8)).reshape(self._units)
+            return _Taken(choice, _sliced(strings, star.width), None)
+        zero, one = (_sliced(s, star.width) for s in self._source.offer(64 * self._units))
+        return _Taken(None, zero, zero ^ one)
 
     def _came_out(self, bit: Bit, words: np.ndarray) -> None:
         (mask,) = bit
         self._shares[mask] = words
 
     def _draw_others(self) -> None:
-        """Draw masks that come out of no transfer, and multiply what this party knows alone."""
+        """Draw the masks that come out of no transfer."""
         own = (Owner.JOINT, Owner.of_rank(self._rank))
-        count = self._gate.client + self._gate.provider + self._gate.joint
-        for i in range(count):
-            mask = variable(i)
-            if self._gate.holder(i) in own and mask not in self._shares:
-                self._shares[mask] = self._source.draw((self._units,))
+        for i in range(self._gate.client + self._gate.provider + self._gate.joint):
+            if self._gate.holder(i) in own and variable(i) not in self._shares:
+                self._shares[variable(i)] = self._source.draw((self._units,))
 
     def _share(self, polynomials: Iterable[Polynomial]) -> np.ndarray:
         """Return this party's share of a sum, zero of what it has none of."""
         total = np.zeros(self._units, np.uint64)
         for p in local_bit(self._gate, polynomials, self._rank):
-            if p not in self._shares:
+            if p not in self._shares:  # a product of masks that this party knows alone
                 (s,) = p
                 self._shares[p] = np.bitwise_and.reduce([self._shares[variable(i)] for i in s])
             total ^= self._shares[p]
@@ -163,46 +189,50 @@ class _Half:
 
     def corrections(self, level: int) -> np.ndarray:
         """Return the words that this party sends for a level."""
-        sent = []
-        for star, (choice, between) in zip(self._plan[level], self._random, strict=True):
-            if star.chooser == self._rank:
-                if not star.fresh_choice:
+        sent = [np.empty(0, np.uint64)]
+        for star, _, between in self._parts:
+            if between is None:
+                if star.chooser_sends(level):
+                    choice = self._taken[star].choice
+                    assert choice is not None
                     sent.append(self._share(star.choice) ^ choice)
-            else:
-                for string, words in zip(star.strings, between, strict=True):
-                    if string not in star.fresh:
-                        sent.append(self._share(string) ^ words)
-        return np.concatenate([np.empty(0, np.uint64), *sent])
+                continue
+            corrected = zip(star.strings[level], star.corrected(level), between, strict=True)
+            sent += [self._share(string) ^ words for string, is_sent, words in corrected if is_sent]
+        return np.concatenate(sent)
 
     def expected(self, level: int) -> int:
         """Return how many words the peer sends for a level."""
         return self._units * sum(
-            star.corrections[1 if star.chooser == self._rank else 0] for star in self._plan[level]
+            sum(star.corrected(level)) if between is None else star.chooser_sends(level)
+            for star, _, between in self._parts
         )
 
     def finish(self, level: int, steps: Sequence[Step], peers: np.ndarray) -> None:
         """Correct the products of a level, and add up its steps."""
         words = iter(peers.reshape(-1, self._units))
-        products: dict[tuple[Bit, Bit], np.ndarray] = {}
-        for star, made, (_, between) in zip(
-            self._plan[level], self._products, self._random, strict=True
-        ):
-            if star.chooser == self._rank:
-                choice = self._share(star.choice)
-                for i, string in enumerate(star.strings):
-                    if string not in star.fresh:
-                        made[i] ^= choice & next(words)
-            elif not star.fresh_choice:
-                made ^= between & next(words)
-            for string, part in zip(star.strings, made, strict=True):
+        for star, parts, between in self._parts:
+            taken = self._taken[star]
+            if between is None:
+                if level == star.first:
+                    taken.choice = self._share(star.choice)
+                assert taken.choice is not None
+                for part, is_sent in zip(parts, star.corrected(level), strict=True):
+                    if is_sent:
+                        part ^= taken.choice & next(words)
+            elif star.chooser_sends(level):
+                swap = next(words)
+                parts ^= between & swap
+                # Bits of later levels change places as well.
+                assert taken.between is not None
+                taken.strings ^= taken.between & swap
+            for string, part in zip(star.strings[level], parts, strict=True):
                 ends = (star.choice, string) if star.chooser == CLIENT else (string, star.choice)
-                products[ends] = part
+                self._products[ends] = part
         for step in steps:
             total = self._share(step.left) & self._share(step.right)
-            for a, b in ((step.left, step.right), (step.right, step.left)):
-                ends = local_bit(self._gate, a, CLIENT), local_bit(self._gate, b, PROVIDER)
-                if all(ends):
-                    total ^= products[ends]
+            for ends in products(self._gate, step):
+                total ^= self._products[ends]
             self._shares[step.made] = total ^ self._share(step.rest)
 
     def made(self) -> Correlations:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from protocols.bits.polynomials import Gate, Monomial, Polynomial, order
-from spu_llm.core.values import Owner
 
 
 @dataclass(frozen=True)
@@ -43,15 +42,16 @@ class Recipe:
 
 @functools.cache
 def recipe(gate: Gate) -> Recipe:
-    """Find how the gate's sums are made of few products.
+    """Find how the gate's sums are made of few products, of few different factors: each different
+    one takes a transfer (`protocols.bits.stars`).
 
-    A sum whose products have a factor in common is that factor times something smaller, which is
-    mostly known by then. Two products c_1 p_1 and c_2 p_2 of a monomial of the client's masks and
-    one of the provider's are made by one product of what are xor shares already:
-        (c_1 + p_2) (c_2 + p_1) = c_1 p_1 + c_2 p_2 + c_1 c_2 + p_1 p_2,
-    the last two of which one party knows.
+    A sum whose products have a factor in common is that factor times something smaller, if that is
+    known. A single product is one of two factors that others have, too, as far as there are some;
+    else of what lies in either half of the inputs.
     """
     steps: dict[Polynomial, Step] = {}
+    factors: set[Monomial] = set()
+    count = gate.client + gate.provider + gate.joint
 
     def is_known(p: Polynomial) -> bool:
         return p in steps or (len(p) == 1 and len(gate.factors(*p)) == 1)
@@ -63,22 +63,25 @@ def recipe(gate: Gate) -> Recipe:
         ordered = sorted(total, key=order)
         easy = [frozenset([s]) for s in ordered if len(gate.factors(s)) == 1]
         hard = [s for s in ordered if len(gate.factors(s)) > 1]
-        common = [f for f in gate.factors(hard[0]) if all(f in gate.factors(s) for s in hard)]
-        quotients = {f: frozenset(s - f for s in hard) for f in common}
-        known = [f for f in common if is_known(quotients[f])]
-        if known or len(hard) == 1:
-            factor = (known or common)[-1]
-            smaller = tuple(parts(quotients[factor]))
-            steps[total] = Step(total, smaller, (frozenset([factor]),), tuple(easy))
+        if len(hard) == 1:
+            split = min(_splits(gate, hard[0]), key=lambda both: cost(*both))
+            factors.update(split)
+            left, right = (tuple(parts(frozenset([s]))) for s in split)
+            steps[total] = Step(total, left, right, tuple(easy))
             return [total]
-        crossed = [s for s in hard if not any(gate.holder(i) is Owner.JOINT for i in s)]
-        crossed = crossed[: len(crossed) // 2 * 2]
-        single = [s for s in hard if s not in crossed]
-        for s, t in zip(crossed[::2], crossed[1::2], strict=True):
-            pair = frozenset([s, t])
-            steps[pair] = _crossed(pair, gate.factors(s), gate.factors(t))
-            easy.append(pair)
-        return [*easy, *itertools.chain.from_iterable(parts(frozenset([s])) for s in single)]
+        common = [f for f in gate.factors(hard[0]) if all(f in gate.factors(s) for s in hard)]
+        for factor in reversed(common):
+            quotient = frozenset(s - factor for s in hard)
+            if is_known(quotient):
+                steps[total] = Step(total, (quotient,), (frozenset([factor]),), tuple(easy))
+                return [total]
+        return [*easy, *itertools.chain.from_iterable(parts(frozenset([s])) for s in hard)]
+
+    def cost(a: Monomial, b: Monomial) -> tuple[int, int, int, list[tuple[int, list[int]]]]:
+        fresh = [s for s in (a, b) if s not in factors]
+        unknown = sum(not is_known(frozenset([s])) for s in (a, b))
+        apart = -min(_depth(s, 0, count) for s in (a, b))
+        return len(fresh), unknown, apart, [order(a), order(b)]
 
     totals = tuple(tuple(parts(total)) for total in gate.sums)
     depth: dict[Polynomial, int] = {}
@@ -92,11 +95,18 @@ def recipe(gate: Gate) -> Recipe:
     return Recipe(levels, totals)
 
 
-def _crossed(pair: Polynomial, s: Sequence[Monomial], t: Sequence[Monomial]) -> Step:
-    """Return the step that makes c_1 p_1 + c_2 p_2 by one product."""
-    (c_1, p_1), (c_2, p_2) = s, t
+def _splits(gate: Gate, s: Monomial) -> Iterator[tuple[Monomial, Monomial]]:
+    """Yield all ways to write a product as one of two, each of whole factors."""
+    first, *others = gate.factors(s)
+    for size in range(len(others)):
+        for some in itertools.combinations(others, size):
+            left = first.union(*some)
+            yield left, s - left
 
-    def known(*monomials: Monomial) -> tuple[Polynomial, ...]:
-        return tuple(frozenset([x]) for x in monomials)
 
-    return Step(pair, known(c_1, p_2), known(c_2, p_1), known(c_1 | c_2, p_1 | p_2))
+def _depth(s: Monomial, low: int, high: int) -> int:
+    """Return how often the inputs from `low` to `high` can be halved with `s` in one half."""
+    middle = (low + high + 1) // 2
+    if high - low < 2 or min(s) < middle <= max(s):
+        return 0
+    return 1 + (_depth(s, low, middle) if max(s) < middle else _depth(s, middle, high))

@@ -14,20 +14,20 @@ is corrected: the chooser sends c ^ (the random bit), and the peer exchanges its
 is set; the peer sends d_j ^ r_j, and the chooser adds c (d_j ^ r_j). Each is a bit under a random
 one that serves once.
 
-Which stars: the fewest that have an end of every product, by the greedy choice of ends with most
-products left; of equal ones those of the party that is asked to choose first, so that two plans
-take turns with the directions.
+Which stars: few that have an end of every product of all levels, by the greedy choice of ends with
+most products left; of equal ones those of the party that is asked to choose first, so that two
+plans take turns with the directions.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from protocols.bits.polynomials import Gate, Polynomial, is_mask
-from protocols.bits.recipe import recipe
+from protocols.bits.recipe import Step, recipe
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 
 # A party's own bit: the sum of its shares of these polynomials in the masks.
@@ -36,24 +36,33 @@ Bit = frozenset[Polynomial]
 
 @dataclass(frozen=True)
 class Star:
-    """A bit of the chooser's times each of its peer's `strings`. Bits that are `fresh` are masks
-    that come out of this transfer.
+    """A bit of the chooser's times bits of its peer's: those of each level of the recipe. Bits that
+    are `fresh` are masks that come out of this transfer.
     """
 
     chooser: int
     choice: Bit
-    strings: tuple[Bit, ...]
+    strings: tuple[tuple[Bit, ...], ...]
     fresh_choice: bool
     fresh: frozenset[Bit]
 
     @property
-    def corrections(self) -> tuple[int, int]:
-        """Return the bits that the chooser sends, and its peer."""
-        return int(not self.fresh_choice), len(self.strings) - len(self.fresh)
+    def first(self) -> int:
+        """Return the level that the transfer is first used on."""
+        return next(level for level, strings in enumerate(self.strings) if strings)
 
+    @property
+    def width(self) -> int:
+        """Return how many bits of the strings are used."""
+        return sum(map(len, self.strings))
 
-# Of each level of a recipe.
-Stars = tuple[tuple[Star, ...], ...]
+    def chooser_sends(self, level: int) -> bool:
+        """Return whether the chooser corrects its bit on this level."""
+        return level == self.first and not self.fresh_choice
+
+    def corrected(self, level: int) -> tuple[bool, ...]:
+        """Return for each string bit of a level whether the chooser's peer corrects it."""
+        return tuple(level > 0 or string not in self.fresh for string in self.strings[level])
 
 
 def local_bit(gate: Gate, factor: Iterable[Polynomial], rank: int) -> Bit:
@@ -69,49 +78,56 @@ def local_bit(gate: Gate, factor: Iterable[Polynomial], rank: int) -> Bit:
     return frozenset(p for p in factor if is_held(p))
 
 
+def products(gate: Gate, step: Step) -> Iterator[tuple[Bit, Bit]]:
+    """Yield the products of a bit of the client's and a bit of the provider's that a step takes."""
+    for a, b in ((step.left, step.right), (step.right, step.left)):
+        ends = local_bit(gate, a, CLIENT), local_bit(gate, b, PROVIDER)
+        if all(ends):
+            yield ends
+
+
 @functools.cache
-def stars(gate: Gate, first: int) -> Stars:
-    """Return the stars of each level of the gate's recipe; `first`: who rather chooses."""
-    known: tuple[set[Bit], set[Bit]] = set(), set()  # masks that have come out of a transfer
-    levels: list[tuple[Star, ...]] = []
-    for level in recipe(gate).levels:
-        left: set[tuple[Bit, Bit]] = set()  # products: a bit of the client's, one of the provider's
-        for step in level:
-            for a, b in ((step.left, step.right), (step.right, step.left)):
-                ends = local_bit(gate, a, CLIENT), local_bit(gate, b, PROVIDER)
-                if all(ends):
-                    left.add(ends)
-        chosen = []
-        while left:
-            chooser, choice = _best(left, first)
-            mine = {ends for ends in left if ends[chooser] == choice}
-            left -= mine
-            strings = tuple(sorted((ends[1 - chooser] for ends in mine), key=_order))
-            # Later levels correct towards masks that are there.
-            fresh_choice = not levels and _comes_out(choice, known[chooser])
-            fresh = [d for d in strings if not levels and _comes_out(d, known[1 - chooser])]
-            chosen.append(Star(chooser, choice, strings, fresh_choice, frozenset(fresh)))
-        levels.append(tuple(chosen))
-    return tuple(levels)
+def stars(gate: Gate, first: int) -> tuple[Star, ...]:
+    """Return the stars of a gate's recipe; `first`: who rather chooses."""
+    levels = recipe(gate).levels
+    level_of: dict[tuple[Bit, Bit], int] = {}
+    for level, steps in enumerate(levels):
+        for step in steps:
+            for ends in products(gate, step):
+                level_of.setdefault(ends, level)
+    left, known = set(level_of), (set[Bit](), set[Bit]())
+    made = []
+    while left:
+        chooser, choice = _best(left, first)
+        mine = {ends for ends in left if ends[chooser] == choice}
+        left -= mine
+        strings: list[list[Bit]] = [[] for _ in levels]
+        for ends in mine:
+            strings[level_of[ends]].append(ends[1 - chooser])
+        for some in strings:
+            some.sort(key=_order)
+        # Later levels correct towards masks that are there.
+        fresh_choice = bool(strings[0]) and _comes_out(choice, known[chooser])
+        fresh = [d for d in strings[0] if _comes_out(d, known[1 - chooser])]
+        made.append(
+            Star(chooser, choice, tuple(map(tuple, strings)), fresh_choice, frozenset(fresh))
+        )
+    return tuple(made)
 
 
 def transfers(gate: Gate) -> tuple[float, float]:
     """Return how many transfers an instance takes in which the client chooses, and in which the
     provider does, on average over both plans.
     """
-    counts = Counter(
-        star.chooser
-        for first in (CLIENT, PROVIDER)
-        for level in stars(gate, first)
-        for star in level
-    )
+    counts = Counter(star.chooser for first in (CLIENT, PROVIDER) for star in stars(gate, first))
     return counts[CLIENT] / 2, counts[PROVIDER] / 2
 
 
 def correction_bits(gate: Gate) -> float:
     """Return how many bits both parties send for an instance, on average over both plans."""
-    plans = [stars(gate, first) for first in (CLIENT, PROVIDER)]
-    return sum(sum(star.corrections) for plan in plans for level in plan for star in level) / 2
+    plan = [star for first in (CLIENT, PROVIDER) for star in stars(gate, first)]
+    levels = range(len(recipe(gate).levels))
+    return sum(s.chooser_sends(k) + sum(s.corrected(k)) for s in plan for k in levels) / 2
 
 
 def _best(left: set[tuple[Bit, Bit]], first: int) -> tuple[int, Bit]:
