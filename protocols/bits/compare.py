@@ -186,7 +186,8 @@ def sign_ahead(count: int, bits: int) -> int:
 # ---- the op
 
 
-def _reference(x: Any, *, bits: int) -> Any:
+def sign_of(x: Any, *, bits: int) -> Any:
+    """Compute in plaintext what `sign` does."""
     spare = 8 * x.dtype.itemsize - bits
     if jnp.issubdtype(x.dtype, jnp.floating) or spare <= 0:
         return x < 0
@@ -228,7 +229,7 @@ def correct_gate(party: SimulatedParty, gate: Gate, made: Bool, wanted: Bool) ->
 
 sign = protocol_op(
     "sign",
-    reference=_reference,
+    reference=sign_of,
     two_party=_two_party,
     cost=_cost,
     simulate=uniform_messages(_two_party, _correct),

@@ -23,20 +23,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from protocols.bits.mask_products import made
 from protocols.bits.planes import bytes_for, from_message, to_message, words_for
-from protocols.bits.polynomials import Gate, Monomial, Polynomial, variable
-from protocols.bits.recipe import Step, recipe
-from protocols.bits.stars import Bit, Star, local_bit, products, stars, transfers
-from spu_llm.core.correlation import Correlation, Correlations, Form, Part, joined
+from protocols.bits.polynomials import Gate, Monomial, Polynomial
+from protocols.bits.stars import transfers
+from spu_llm.core.correlation import Correlation, Form, Part
 from spu_llm.core.op import Cost
 from spu_llm.core.party import Party
-from spu_llm.core.transfers import Transfers
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 
 _TRANSFERS_AT_ONCE = 1 << 18  # bounds memory
@@ -73,197 +70,11 @@ def correlation(gate: Gate) -> Correlation:
         ),
         results=(bits(len(gate.sums), Owner.JOINT),),
         secure=secure,
-        by_transfers=functools.partial(made_by_transfers, gate),
+        by_transfers=functools.partial(made, gate),
         transfers=(64 * by_client, 64 * by_provider),
         # Even, for both plans take turns.
         chunk=max(2, int(_TRANSFERS_AT_ONCE / (64 * (by_client + by_provider))) * 2),
     )
-
-
-def made_by_transfers(gate: Gate, source: Transfers, units: int) -> Correlations:
-    """Make units of a gate's correlation by its stars; half of them by the plan in which rather
-    the client chooses, and half by the other one. Messages each way: one for each level of the
-    recipe, less those that would be empty.
-    """
-    halves = [
-        _Half(gate, source, stars(gate, first), count)
-        for first, count in ((CLIENT, units - units // 2), (PROVIDER, units // 2))
-    ]
-    for level, steps in enumerate(recipe(gate).levels):
-        for half in halves:
-            half.take(level)
-        own_part = [half.corrections(level) for half in halves]
-        peers = sum(half.expected(level) for half in halves)
-        words = source.swap(np.concatenate(own_part), 8 * peers).view(np.uint64)
-        for half in halves:
-            used = half.expected(level)
-            half.finish(level, steps, words[:used])
-            words = words[used:]
-    return joined([half.made() for half in halves])
-
-
-@dataclass
-class _Taken:
-    """A star's transfers at one party, 64 of them a word. At the chooser `choice` [units] and the
-    strings that it says; at its peer the strings for 0, and `between`: those for 1, added.
-    [bits of strings that are still to be used, units]
-    """
-
-    choice: np.ndarray | None
-    strings: np.ndarray
-    between: np.ndarray | None
-
-    def next(self, count: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the next bits of the strings, and of `between`."""
-        strings, self.strings = self.strings[:count], self.strings[count:]
-        if self.between is None:
-            return strings, None
-        between, self.between = self.between[:count], self.between[count:]
-        return strings, between
-
-
-class _Half:
-    """Units of a gate that are made by one plan, at one party; words [units] of 64 instances."""
-
-    def __init__(self, gate: Gate, source: Transfers, plan: Sequence[Star], units: int) -> None:
-        self._gate, self._source, self._units = gate, source, units
-        self._plan, self._rank = plan, source.rank
-        self._shares: dict[Polynomial, np.ndarray] = {}  # this party's, of what is known
-        self._taken: dict[Star, _Taken] = {}
-        self._products: dict[tuple[Bit, Bit], np.ndarray] = {}
-        # Of the level: a star's bit times its strings, this party's part, and what lies between.
-        self._parts: list[tuple[Star, np.ndarray, np.ndarray | None]] = []
-
-    def take(self, level: int) -> None:
-        """Take the transfers that are first used on a level, and the masks that come out."""
-        for star in self._plan:
-            if star.first == level:
-                self._taken[star] = self._drawn(star)
-        self._parts = [
-            (star, *self._taken[star].next(len(star.strings[level])))
-            for star in self._plan
-            if star.strings[level]
-        ]
-        if level:
-            return
-        for star, _, between in self._parts:
-            if between is None:
-                if star.fresh_choice:
-                    choice = self._taken[star].choice
-                    assert choice is not None
-                    self._came_out(star.choice, choice)
-            else:
-                for string, words in zip(star.strings[0], between, strict=True):
-                    if string in star.fresh:
-                        self._came_out(string, words)
-        self._draw_others()
-
-    def _drawn(self, star: Star) -> _Taken:
-        if star.chooser == self._rank:
-            bits, strings = self._source.choose(64 * self._units)
-            choice = _packed(bits.astype(np.uint8)).reshape(self._units)
-            return _Taken(choice, _sliced(strings, star.width), None)
-        zero, one = (_sliced(s, star.width) for s in self._source.offer(64 * self._units))
-        return _Taken(None, zero, zero ^ one)
-
-    def _came_out(self, bit: Bit, words: np.ndarray) -> None:
-        (mask,) = bit
-        self._shares[mask] = words
-
-    def _draw_others(self) -> None:
-        """Draw the masks that come out of no transfer."""
-        own = (Owner.JOINT, Owner.of_rank(self._rank))
-        for i in range(self._gate.client + self._gate.provider + self._gate.joint):
-            if self._gate.holder(i) in own and variable(i) not in self._shares:
-                self._shares[variable(i)] = self._source.draw((self._units,))
-
-    def _share(self, polynomials: Iterable[Polynomial]) -> np.ndarray:
-        """Return this party's share of a sum, zero of what it has none of."""
-        total = np.zeros(self._units, np.uint64)
-        for p in local_bit(self._gate, polynomials, self._rank):
-            if p not in self._shares:  # a product of masks that this party knows alone
-                (s,) = p
-                self._shares[p] = np.bitwise_and.reduce([self._shares[variable(i)] for i in s])
-            total ^= self._shares[p]
-        return total
-
-    def corrections(self, level: int) -> np.ndarray:
-        """Return the words that this party sends for a level."""
-        sent = [np.empty(0, np.uint64)]
-        for star, _, between in self._parts:
-            if between is None:
-                if star.chooser_sends(level):
-                    choice = self._taken[star].choice
-                    assert choice is not None
-                    sent.append(self._share(star.choice) ^ choice)
-                continue
-            corrected = zip(star.strings[level], star.corrected(level), between, strict=True)
-            sent += [self._share(string) ^ words for string, is_sent, words in corrected if is_sent]
-        return np.concatenate(sent)
-
-    def expected(self, level: int) -> int:
-        """Return how many words the peer sends for a level."""
-        return self._units * sum(
-            sum(star.corrected(level)) if between is None else star.chooser_sends(level)
-            for star, _, between in self._parts
-        )
-
-    def finish(self, level: int, steps: Sequence[Step], peers: np.ndarray) -> None:
-        """Correct the products of a level, and add up its steps."""
-        words = iter(peers.reshape(-1, self._units))
-        for star, parts, between in self._parts:
-            taken = self._taken[star]
-            if between is None:
-                if level == star.first:
-                    taken.choice = self._share(star.choice)
-                assert taken.choice is not None
-                for part, is_sent in zip(parts, star.corrected(level), strict=True):
-                    if is_sent:
-                        part ^= taken.choice & next(words)
-            elif star.chooser_sends(level):
-                swap = next(words)
-                parts ^= between & swap
-                # Bits of later levels change places as well.
-                assert taken.between is not None
-                taken.strings ^= taken.between & swap
-            for string, part in zip(star.strings[level], parts, strict=True):
-                ends = (star.choice, string) if star.chooser == CLIENT else (string, star.choice)
-                self._products[ends] = part
-        for step in steps:
-            total = self._share(step.left) & self._share(step.right)
-            for ends in products(self._gate, step):
-                total ^= self._products[ends]
-            self._shares[step.made] = total ^ self._share(step.rest)
-
-    def made(self) -> Correlations:
-        """Return the masks, zeros for the peer's own, and the sums."""
-        gate, masks = self._gate, []
-        numbers = np.split(
-            np.arange(gate.client + gate.provider + gate.joint),
-            [gate.client, gate.client + gate.provider],
-        )
-        for group in numbers:
-            columns = [self._share([variable(int(i))]) for i in group]
-            empty = np.empty((self._units, 0), np.uint64)
-            masks.append(np.stack(columns, axis=-1) if columns else empty)
-        sums = [self._share(total) for total in recipe(gate).totals]
-        return Correlations(masks, [np.stack(sums, axis=-1)])
-
-
-def _packed(bits: np.ndarray) -> np.ndarray:
-    """Return words of the bits [.., 64 words] (uint8 of 0 or 1)."""
-    return np.packbits(bits, axis=-1, bitorder="little").view(np.uint64)
-
-
-def _sliced(strings: np.ndarray, width: int) -> np.ndarray:
-    """Return the first bits of strings [64 units, 2 words], one by one: words [width, units]."""
-    octets = strings.view(np.uint8).reshape(len(strings), -1)
-    bits = np.empty((width, len(strings)), np.uint8)
-    for i in range(0, width, 8):
-        octet = np.ascontiguousarray(octets[:, i // 8])
-        for j in range(i, min(i + 8, width)):
-            bits[j] = (octet >> np.uint8(j - i)) & np.uint8(1)
-    return _packed(bits)
 
 
 def evaluate(party: Party, gate: Gate, rows: int, nodes: int, inputs: np.ndarray) -> np.ndarray:

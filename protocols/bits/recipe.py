@@ -47,11 +47,11 @@ def recipe(gate: Gate) -> Recipe:
 
     A sum whose products have a factor in common is that factor times something smaller, if that is
     known. A single product is one of two factors that others have, too, as far as there are some;
-    else of what lies in either half of the inputs.
+    else of what lies in either half of the inputs that are multiplied with each other.
     """
     steps: dict[Polynomial, Step] = {}
     factors: set[Monomial] = set()
-    count = gate.client + gate.provider + gate.joint
+    groups = _groups(gate)
 
     def is_known(p: Polynomial) -> bool:
         return p in steps or (len(p) == 1 and len(gate.factors(*p)) == 1)
@@ -80,7 +80,8 @@ def recipe(gate: Gate) -> Recipe:
     def cost(a: Monomial, b: Monomial) -> tuple[int, int, int, list[tuple[int, list[int]]]]:
         fresh = [s for s in (a, b) if s not in factors]
         unknown = sum(not is_known(frozenset([s])) for s in (a, b))
-        apart = -min(_depth(s, 0, count) for s in (a, b))
+        low, high = next(ends for ends in groups if ends[0] <= min(a) < ends[1])
+        apart = -min(_depth(s, low, high) for s in (a, b))
         return len(fresh), unknown, apart, [order(a), order(b)]
 
     totals = tuple(tuple(parts(total)) for total in gate.sums)
@@ -102,6 +103,18 @@ def _splits(gate: Gate, s: Monomial) -> Iterator[tuple[Monomial, Monomial]]:
         for some in itertools.combinations(others, size):
             left = first.union(*some)
             yield left, s - left
+
+
+def _groups(gate: Gate) -> list[tuple[int, int]]:
+    """Return ranges of inputs, from the first up to the end, that no product crosses."""
+    ends = sorted((min(s), max(s) + 1) for total in gate.sums for s in total)
+    groups: list[tuple[int, int]] = []
+    for low, high in ends:
+        if groups and low < groups[-1][1]:
+            groups[-1] = groups[-1][0], max(high, groups[-1][1])
+        else:
+            groups.append((low, high))
+    return groups
 
 
 def _depth(s: Monomial, low: int, high: int) -> int:

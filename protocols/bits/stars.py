@@ -87,8 +87,8 @@ def products(gate: Gate, step: Step) -> Iterator[tuple[Bit, Bit]]:
 
 
 @functools.cache
-def stars(gate: Gate, first: int) -> tuple[Star, ...]:
-    """Return the stars of a gate's recipe; `first`: who rather chooses."""
+def stars(gate: Gate, first: int, *, alone: bool = False) -> tuple[Star, ...]:
+    """Return the stars of a gate's recipe; `first`: who rather chooses, or always if `alone`."""
     levels = recipe(gate).levels
     level_of: dict[tuple[Bit, Bit], int] = {}
     for level, steps in enumerate(levels):
@@ -98,7 +98,7 @@ def stars(gate: Gate, first: int) -> tuple[Star, ...]:
     left, known = set(level_of), (set[Bit](), set[Bit]())
     made = []
     while left:
-        chooser, choice = _best(left, first)
+        chooser, choice = _best(left, first, alone)
         mine = {ends for ends in left if ends[chooser] == choice}
         left -= mine
         strings: list[list[Bit]] = [[] for _ in levels]
@@ -115,11 +115,12 @@ def stars(gate: Gate, first: int) -> tuple[Star, ...]:
     return tuple(made)
 
 
-def transfers(gate: Gate) -> tuple[float, float]:
+def transfers(gate: Gate, *, alone: bool = False) -> tuple[float, float]:
     """Return how many transfers an instance takes in which the client chooses, and in which the
     provider does, on average over both plans.
     """
-    counts = Counter(star.chooser for first in (CLIENT, PROVIDER) for star in stars(gate, first))
+    plans = (stars(gate, first, alone=alone) for first in (CLIENT, PROVIDER))
+    counts = Counter(star.chooser for plan in plans for star in plan)
     return counts[CLIENT] / 2, counts[PROVIDER] / 2
 
 
@@ -130,11 +131,11 @@ def correction_bits(gate: Gate) -> float:
     return sum(s.chooser_sends(k) + sum(s.corrected(k)) for s in plan for k in levels) / 2
 
 
-def _best(left: set[tuple[Bit, Bit]], first: int) -> tuple[int, Bit]:
+def _best(left: set[tuple[Bit, Bit]], first: int, alone: bool) -> tuple[int, Bit]:
     """Return the end with most products, and whose it is."""
     degree: Counter[tuple[int, Bit]] = Counter()
     for ends in left:
-        degree.update(enumerate(ends))
+        degree.update([(first, ends[first])] if alone else enumerate(ends))
     return min(degree, key=lambda end: (-degree[end], end[0] != first, _order(end[1])))
 
 

@@ -33,8 +33,8 @@ from jax import Array
 from protocols.arithmetic.narrow import FRAC_BITS, narrow
 from protocols.arithmetic.product import scale_rows, sum_squares
 from protocols.arithmetic.projection import LONGEST, bound, least_bits, project
-from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
+from protocols.bits.thresholds import below
 from protocols.functions.exponential import COARSE, FINE_BITS, REACH, bound_of, exponentials_below
 from protocols.functions.in_range import count_outside
 from protocols.functions.piecewise import Lines, Quadratics, evaluate, lines, quadratics
@@ -321,8 +321,8 @@ def _longer_on_shares(rows: Any, *, longest: float) -> Any:
     rows = rows.reshape(-1, rows.shape[-1])
     bits = least_bits(rows.shape[1], longest)
     words, most = _projected(rows, longest, bits)
-    signs = to_arith(sign(jnp.concatenate([words + most, words - most]), bits=bits))
-    return count_outside(*([part] for part in jnp.split(signs, 2)))
+    taken = to_arith(below(words, thresholds=((-most, most),) * len(words), bits=bits))
+    return count_outside([taken[::2]], [taken[1::2]])
 
 
 longer = approximation("longer", reference=_longer, on_shares=_longer_on_shares)

@@ -3,7 +3,7 @@
 quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coefficients, every
             piece p_j = a_j T + b_j x + c_j is local work, and so are their differences:
                 f(x) = x + sum_j [x < t_j] (p_j - p_{j+1})(x),    the last piece being x.
-              1. T (one round), while 2. [x < t_j] for all j (one comparison, narrow).
+              1. T (one round), while 2. [x < t_j] for all j, of narrow x (two rounds).
               3. Bits times differences (`protocols.bits.mux`, one round), of which each party drops
               the fraction bits that were too many, alone: mod 2^24 where three bytes hold x and 14
               fraction bits or more, else mod 2^30 with 18. 4. `widen`.
@@ -32,30 +32,16 @@ import numpy as np
 from protocols.arithmetic.narrow import FRAC_BITS, MAX_BITS, narrow, units, widen
 from protocols.arithmetic.product import multiply, square
 from protocols.arithmetic.truncate import truncate
-from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from protocols.bits.mux import mux
+from protocols.bits.thresholds import below
 from protocols.functions.in_range import count_outside
-from protocols.functions.lookup import Table, lookup, spread
+from protocols.functions.lookup import Table, lookup
 
 UNIT_BITS = 4  # fraction bits of a threshold of `Quadratics`
 COEFFICIENT_BITS = 16
 _THREE_BYTES = 24
 _LARGEST = 60  # bits of a word before a truncation, which takes 62
-
-
-def below(top: Any, thresholds: tuple[int, ...], bits: int) -> Any:
-    """Compute [top < t] for every t, [thresholds, ...], of narrow words whose differences from the
-    thresholds fit `bits` bits.
-    """
-    return sign(_less(top, thresholds), bits=bits)
-
-
-def _less(top: Any, thresholds: tuple[int, ...]) -> Any:
-    """Compute top - t for every t, [thresholds, ...]."""
-    # Added, since int32 holds -2^31 but not 2^31.
-    moved = spread(np.array([-t for t in thresholds], np.int32), top.shape)
-    return jnp.broadcast_to(top[None], moved.shape) + moved
 
 
 def _truncated(x: Any, shift: int) -> Any:
@@ -89,7 +75,7 @@ def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
     squared = square(x, shift=0)
     # 2.
     top = narrow(x, drop=FRAC_BITS - UNIT_BITS, bits=bits)
-    taken = below(top, function.thresholds, bits)
+    taken = below(top[None], thresholds=(function.thresholds,), bits=bits)
     # 3.
     pieces = function.all_pieces()
     unit = 1 << spare  # of results, in words; of steps it is 2^drop
@@ -264,12 +250,14 @@ def evaluate(x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()) -> 
     """
     # 1.
     near = narrow(x, drop=function.drop, bits=function.bits)
-    differences = [_less(near, function.thresholds)]
-    for drop, above in function.above:
-        differences.append(_less(narrow(x, drop=drop, bits=function.bits), (-1, above)))
+    groups, thresholds = [near[None]], [function.thresholds]
+    for drop, u in function.above:
+        groups.append(narrow(x, drop=drop, bits=function.bits)[None])
+        thresholds.append((-1, u))
     for words, most in short:
-        differences += [words + most, words - most]
-    taken = sign(jnp.concatenate(differences), bits=function.bits)
+        groups.append(words)
+        thresholds += [(-most, most)] * len(words)
+    taken = below(jnp.concatenate(groups), thresholds=tuple(thresholds), bits=function.bits)
     # 2.
     value = _truncated(x, function.cut)
     # 3.
@@ -278,12 +266,5 @@ def evaluate(x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()) -> 
     slope, intercept = lookup(pieces, [function.slopes, function.intercepts])
     # 4. and 5.
     y = _truncated(multiply(slope, value, shift=0) + intercept, function.shift)
-    edges = 2 * len(function.above)
-    sides = others[:edges].reshape(-1, 2, *x.shape)
-    not_below, below = [pieces[0], sides[:, 0]], [pieces[-1], sides[:, 1]]
-    at = edges
-    for words, _ in short:
-        low, high = jnp.split(others[at : at + 2 * len(words)], 2)
-        not_below, below = [*not_below, low], [*below, high]
-        at += 2 * len(words)
-    return y, count_outside(not_below, below)
+    sides = [pieces[:: len(pieces) - 1], *others.reshape(-1, 2, *x.shape)]
+    return y, count_outside([side[0] for side in sides], [side[1] for side in sides])
