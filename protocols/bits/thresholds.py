@@ -191,49 +191,48 @@ def _below(party: Party, x: np.ndarray, thresholds: Thresholds, bits: int) -> np
     """Compute xor shares [all thresholds, values] of [x < t] from additive shares of x
     [rows, values] mod 2^bits.
     """
-    (rows, values), layout = x.shape, digits(bits)
-    width = words_for(values)
-    correlations = party.take(masked_number(bits), rows * width)
-    number = correlations.results[1].reshape(rows, -1)
-    (masks,) = (some.reshape(rows, width, -1) for some in correlations.masks)
-    products = correlations.results[0].reshape(rows, width, -1)
+    layout, count = digits(bits), sum(map(len, thresholds))
+    correlations = party.take(masked_number(bits), words_for(x.size))
+    mask, (products, number) = correlations.masks[0].T, correlations.results
     # 1.
-    own = low_bits(x + number[:, :values], bits)
-    planes = np.stack([to_planes(row, bits) for row in own])
-    party.send_bytes(to_message(planes, values))
-    data = party.recv_bytes((rows * bits, bytes_for(values)))
-    peers = from_message(data, values).reshape(planes.shape)
-    opened = own + np.stack([from_planes(some, values) for some in peers])
-    # 2. One threshold at a time: only planes are kept of it.
-    inputs, signs = [], []
-    for m, mask, some, own_thresholds in zip(opened, masks, products, thresholds, strict=True):
-        one_hots = _one_hot(party.rank, bits, mask, some, values)
-        aboves = [_above(words, size) for words, (_, size) in zip(one_hots, layout, strict=True)]
-        for t in own_thresholds:
-            moved = low_bits(m - np.uint64(t & _ALL), bits)
-            places = [low_bits(moved >> np.uint64(first), size) for first, size in layout]
-            gt = [_plane_at(words, place) for words, place in zip(aboves, places, strict=True)]
-            eq = [_plane_at(words, place) for words, place in zip(one_hots, places, strict=True)]
-            inputs.append([*gt[:-1], *eq[1:]])
-            sign = gt[-1] ^ mask[:, bits - 1]
-            if party.rank == CLIENT:
-                sign ^= _plane_at(moved, np.uint64(bits - 1))
-            signs.append(sign)
+    own = low_bits(x.reshape(-1) + number.reshape(-1)[: x.size], bits)
+    party.send_bytes(to_message(to_planes(own, bits), x.size))
+    peers = from_message(party.recv_bytes((bits, bytes_for(x.size))), x.size)
+    opened = (own + from_planes(peers, x.size)).reshape(x.shape)
+    # 2.
+    one_hots = _one_hot(party.rank, bits, mask, products, x)
+    aboves = [_above(words, size) for words, (_, size) in zip(one_hots, layout, strict=True)]
+    top = from_planes(mask[bits - 1 : bits], x.size).reshape(x.shape)
+    inputs = np.empty((2 * len(layout) - 2, count, x.shape[1]), np.uint8)
+    sign = np.empty((count, x.shape[1]), np.uint64)
+    each = ((row, t) for row, some in enumerate(thresholds) for t in some)
+    for k, (row, t) in enumerate(each):
+        moved = low_bits(opened[row] - np.uint64(t & _ALL), bits)
+        places = [low_bits(moved >> np.uint64(first), size) for first, size in layout]
+        gt = [_bit(words[row], place) for words, place in zip(aboves, places, strict=True)]
+        eq = [_bit(words[row], place) for words, place in zip(one_hots, places, strict=True)]
+        inputs[:, k] = [*gt[:-1], *eq[1:]]
+        sign[k] = gt[-1] ^ top[row]
+        if party.rank == CLIENT:
+            sign[k] ^= _bit(moved, np.uint64(bits - 1))
     # 3.
+    planes = np.zeros((len(inputs), 8 * words_for(sign.size)), np.uint8)
+    packed = np.packbits(inputs.reshape(len(inputs), -1), axis=1, bitorder="little")
+    planes[:, : packed.shape[1]] = packed
     gate = merge_gate(len(layout))
-    borrow = evaluate(party, gate, values, len(inputs), np.array(inputs))[:, 0]
-    return np.stack([from_planes(plane[None], values) for plane in borrow ^ np.array(signs)])
+    borrow = evaluate(party, gate, sign.size, 1, planes.view(np.uint64)[None])
+    return from_planes(borrow[0], sign.size).reshape(sign.shape) ^ sign
 
 
-def _plane_at(words: np.ndarray, places: np.ndarray | np.uint64) -> np.ndarray:
-    """Return the bit of each word at a place, as a plane."""
-    return to_planes(words >> places, 1)[0]
+def _bit(words: np.ndarray, places: np.ndarray | np.uint64) -> np.ndarray:
+    """Return the bit of each word at a place."""
+    return (words >> places) & _1
 
 
 def _one_hot(
-    rank: int, bits: int, mask_planes: np.ndarray, products: np.ndarray, rows: int
+    rank: int, bits: int, mask: np.ndarray, products: np.ndarray, x: np.ndarray
 ) -> list[np.ndarray]:
-    """Return this party's shares of [digit = j] in bit j of words [rows], for each digit."""
+    """Return this party's shares of [digit = j] in bit j of words of x's shape, for each digit."""
     sums = {p: products[:, k] for k, p in enumerate(number_gate(bits).sums)}
     made = []
     for first, size in digits(bits):
@@ -241,18 +240,17 @@ def _one_hot(
         for j in range(1 << size):
             s = frozenset(first + i for i in range(size) if j >> i & 1)
             if len(s) == 1:
-                planes.append(mask_planes[:, min(s)])
+                planes.append(mask[min(s)])
             elif s:
                 planes.append(sums[frozenset([s])])
             else:
-                planes.append(np.full(len(mask_planes), ~np.uint64(0) * (rank == CLIENT)))
-        words = from_planes(np.stack(planes), rows)
+                planes.append(np.full(mask.shape[1], _ALL if rank == CLIENT else 0, np.uint64))
+        words = from_planes(np.stack(planes), x.size)
         # [digit = j] is the sum of the products over all sets that contain j's ones.
         for i in range(size):
-            step = np.uint64(1 << i)
             lower = sum(1 << j for j in range(1 << size) if not j >> i & 1)
-            words = words ^ ((words >> step) & np.uint64(lower))
-        made.append(words)
+            words ^= (words >> np.uint64(1 << i)) & np.uint64(lower)
+        made.append(words.reshape(x.shape))
     return made
 
 
@@ -266,8 +264,8 @@ def _above(one_hot: np.ndarray, size: int) -> np.ndarray:
 
 def below_cost(rows: int, values: int, count: int, bits: int) -> Cost:
     """Return the cost of `below` for `count` thresholds of so many rows of values."""
-    opened = rows * bits * bytes_for(values)
-    return Cost(2, 1, opened, opened) + gate_cost(merge_gate(len(digits(bits))), values, count)
+    opened = bits * bytes_for(rows * values)
+    return Cost(2, 1, opened, opened) + gate_cost(merge_gate(len(digits(bits))), count * values, 1)
 
 
 def _sizes(x: Value, thresholds: Thresholds) -> tuple[int, int, int]:
@@ -298,10 +296,8 @@ def _correct(x: Value, *, thresholds: Thresholds, bits: int) -> Correct:
     def correct(party: SimulatedParty, made: Bool, wanted: Bool) -> None:
         gate = merge_gate(len(digits(bits)))
         top = max(gate.outputs[0], key=len)
-        difference = low_bits(made.words ^ wanted.words, 1).reshape(made.shape[0], -1)
-        planes = np.stack([to_planes(row, 1)[0] for row in difference])
-        # Units: row groups first, then thresholds.
-        party.drawn[-1][:, gate.index_of(top)] ^= planes.T.reshape(-1)
+        difference = low_bits(made.words ^ wanted.words, 1).reshape(-1)
+        party.drawn[-1][:, gate.index_of(top)] ^= to_planes(difference, 1)[0]
 
     return correct
 
