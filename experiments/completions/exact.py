@@ -41,6 +41,7 @@ from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
 from protocols.bits.stars import transfers
+from protocols.bits.thresholds import below
 from protocols.functions.aggregation import OwnedBlock, with_one_maximum, with_own_maxima
 from protocols.functions.argmax import argmax
 from protocols.functions.exponential import exponential
@@ -301,6 +302,13 @@ def _ops() -> dict[str, Priced]:
     rows, words = MANY // 64, MANY // 2
     return {
         **{f"sign {n}": of(lambda x, n=n: sign(x, bits=n), one) for n in COMPARED},
+        **{
+            f"below {count}": of(
+                lambda x, count=count, n=n: below(x, thresholds=(tuple(range(count)),), bits=n),
+                ints(MANY, 1),
+            )
+            for count, n in ((6, 14), (100, 28))
+        },
         "and_bits": of(and_bits, bits, bits),
         **{f"prefix_or {n}": of(prefix_or, bools(MANY // n, n)) for n in (4, 8, 20)},
         "to_arith": of(to_arith, bits),

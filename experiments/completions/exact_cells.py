@@ -86,8 +86,8 @@ def cells(figures: Mapping[str, Any]) -> Cells:
         "comparisons": {
             f"{row['bits']} bits, {row['values']:,} at once": {
                 "messages": str(row["messages"]),
-                "products of bits": str(row["products"]),
-                "sums of them, kept": str(row["sums"]),
+                "transfers": str(row["transfers"]),
+                "sums of products, kept": str(row["sums"]),
             }
             for row in figures["comparisons"]
         },
@@ -158,6 +158,10 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
             ", ".join(f"{messages(f'sign {n}')} at {n}" for n in (9, 12, 24, 32, 64))
             + " bits, some thousand values",
             f"{each('sign 12')} at 12 bits, {each('sign 24')} at 24, {each('sign 64')} at 64",
+        ),
+        "below": (
+            messages("below 6", "below 100"),
+            f"{each('below 6')} for 6 thresholds of 14 bits, {each('below 100')} for 100 of 28",
         ),
         "prefix_or": (
             f"{messages('prefix_or 4')} for 4 bits, {messages('prefix_or 8')} for 8, "

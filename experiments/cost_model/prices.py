@@ -252,8 +252,8 @@ def fit(
     longer: Sequence[Cost],
     steps: Sequence[tuple[Workload, float]],
 ) -> Prices:
-    """Fit prices, none below zero, to the batches `made`, to extensions of transfers (`longer`), and
-    to `steps` with their online seconds without a network. SpuLlmError without an extension.
+    """Fit prices, none below zero, to the batches `made`, to extensions of transfers (`longer`),
+    and to `steps` with their online seconds without a network. SpuLlmError without an extension.
 
     The fits minimise relative errors.
     """

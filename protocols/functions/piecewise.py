@@ -75,7 +75,7 @@ def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
     squared = square(x, shift=0)
     # 2.
     top = narrow(x, drop=FRAC_BITS - UNIT_BITS, bits=bits)
-    taken = below(top[None], thresholds=(function.thresholds,), bits=bits)
+    taken = below(top[..., None], thresholds=(function.thresholds,), bits=bits)
     # 3.
     pieces = function.all_pieces()
     unit = 1 << spare  # of results, in words; of steps it is 2^drop
@@ -250,14 +250,14 @@ def evaluate(x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()) -> 
     """
     # 1.
     near = narrow(x, drop=function.drop, bits=function.bits)
-    groups, thresholds = [near[None]], [function.thresholds]
+    columns, thresholds = [near], [function.thresholds]
     for drop, u in function.above:
-        groups.append(narrow(x, drop=drop, bits=function.bits)[None])
+        columns.append(narrow(x, drop=drop, bits=function.bits))
         thresholds.append((-1, u))
     for words, most in short:
-        groups.append(words)
+        columns += list(words)
         thresholds += [(-most, most)] * len(words)
-    taken = below(jnp.concatenate(groups), thresholds=tuple(thresholds), bits=function.bits)
+    taken = below(jnp.stack(columns, -1), thresholds=tuple(thresholds), bits=function.bits)
     # 2.
     value = _truncated(x, function.cut)
     # 3.
@@ -266,5 +266,5 @@ def evaluate(x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()) -> 
     slope, intercept = lookup(pieces, [function.slopes, function.intercepts])
     # 4. and 5.
     y = _truncated(multiply(slope, value, shift=0) + intercept, function.shift)
-    sides = [pieces[:: len(pieces) - 1], *others.reshape(-1, 2, *x.shape)]
-    return y, count_outside([side[0] for side in sides], [side[1] for side in sides])
+    sides = others.reshape(-1, 2, *x.shape)
+    return y, count_outside([pieces[0], sides[:, 0]], [pieces[-1], sides[:, 1]])

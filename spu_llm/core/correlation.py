@@ -39,14 +39,11 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """One array of a unit: `shape` words, known to `holder` (JOINT: each party has a share).
-    bits: additive shares hold mod 2^bits.
-    """
+    """One array of a unit: `shape` words, known to `holder` (JOINT: each party has a share)."""
 
     shape: tuple[int, ...]
     holder: Owner
     form: Form
-    bits: int = 64
 
     @property
     def size(self) -> int:

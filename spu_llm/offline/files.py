@@ -3,8 +3,9 @@
     <directory>/lock                    held by the one session that uses the directory
     <directory>/<name>-<digest>/<id>/   a batch of the correlation of that name
         meta.json      what it is; never changes
-        results.npy    result words [units, words]; rows of units that are gone become zero
-        state.json     how far it is used, and the key of the masks of what is left
+        results.npy    words [units, words]: results, and before them masks that no key gives again;
+                       rows of units that are gone become zero
+        state.json     how far it is used, and the key of other masks of what is left
         rest.npy       units that a clean end put back: words of their masks and results
 
 Folders are 0700, files 0600. Whatever is not as this module writes it is refused: PoolError with
@@ -31,7 +32,7 @@ from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import KEY_BYTES
 from spu_llm.offline.access import check, failures, take_lock
 
-FORMAT = 2
+FORMAT = 3
 IN_USE = "is in use by another session"  # what a second one is told of a directory
 SLICES = 8  # of a batch: one is used up on disk before its first unit is handed out
 BATCH_ID = re.compile(r"[0-9a-f]{32}")

@@ -65,6 +65,7 @@ def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
         "protocols": protocols.VERSION,
         "silent": versions.SILENT,
         "packed": versions.PACKED,
+        "transfers": versions.TRANSFERS,
         "jax.version": version("jax"),
         "network": network,
         **SpuConfig().manifest(),

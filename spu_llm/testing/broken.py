@@ -62,7 +62,9 @@ class HalfReusedMask(BrokenParty):
 
 
 class ThinMask(BrokenParty):
-    """Broken: one bit is not masked: in the middle of a word, the first of several, every other."""
+    """Broken: a bit is not masked: in the middle of a word and of a narrow one, the first of
+    several, every other.
+    """
 
     def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
         thin = words.copy()
@@ -71,7 +73,7 @@ class ThinMask(BrokenParty):
         elif form is Form.BIT:
             thin[::2] = 0
         else:
-            thin &= ~np.uint64(1 << 30)
+            thin &= ~np.uint64(1 << 30 | 1 << 4)
         return thin
 
 

@@ -1,4 +1,4 @@
-"""Correlations made by SPU itself: their exact integer meaning, and how SPU came to them."""
+"""Correlations: their exact integer meaning, and what making them takes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from protocols.arithmetic import product
-from protocols.bits import compare, convert, gates, logic, mux
+from protocols.bits import compare, convert, gates, logic, masked_number, mux
 from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
+from protocols.bits.polynomials import Gate
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, evaluate
 from spu_llm.core.integers import factor_from
@@ -39,7 +40,7 @@ WEIGHTS = factor_from((np.arange(24 * 16).reshape(24, 16) - 100).astype(np.int64
     ],
     ids=lambda c: c.name,
 )
-def test_spu_makes_what_is_declared(simulation: Simulation, correlation: Correlation) -> None:
+def test_what_is_made_is_what_is_declared(simulation: Simulation, correlation: Correlation) -> None:
     both, _ = made(simulation, correlation)
     check(correlation, both)
 
@@ -73,19 +74,27 @@ def test_masked_products_stay_within_memory() -> None:
         assert correlation.chunk * (k + m) <= 1 << 21
 
 
-def test_shared_bits_are_correlated_transfers_in_one_direction(simulation: Simulation) -> None:
-    """`b2a` takes 8 bytes and an eighth; a product of the two bits, 16 and a quarter."""
+def test_a_shared_bit_takes_a_word(simulation: Simulation) -> None:
     both, per_unit = made(simulation, convert.BITS)
     check(convert.BITS, both)
-    # The cheapest of some chunks: SPU refills its own stock of transfers now and then.
-    per_unit = min(per_unit, *(made(simulation, convert.BITS)[1] for _ in range(3)))
-    assert 8 <= per_unit < 10, per_unit
+    assert per_unit == 8
 
 
-def test_ands_take_half_a_byte(simulation: Simulation) -> None:
-    correlation = gates.correlation(logic.AND)
-    per_unit = min(made(simulation, correlation)[1] for _ in range(4))
-    assert per_unit / 64 < 1.0
+@pytest.mark.parametrize(
+    ("gate", "bits"),
+    [(logic.AND, 0), (compare.leaf(False), 2), (compare.node(4, True), 21)],
+    ids=lambda x: getattr(x, "name", None),
+)
+def test_gates_send_what_corrects_them(simulation: Simulation, gate: Gate, bits: int) -> None:
+    """A bit each, for 64 instances a unit."""
+    assert made(simulation, gates.correlation(gate))[1] == 8 * bits
+
+
+@pytest.mark.parametrize("bits", [5, 14, 28])
+def test_a_masked_number_is_what_its_bits_say(simulation: Simulation, bits: int) -> None:
+    correlation = masked_number.masked_number(bits)
+    both, _ = made(simulation, correlation)
+    check(correlation, both)
 
 
 def test_a_program_uses_ops_between_segments(simulation: Simulation) -> None:

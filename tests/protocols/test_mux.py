@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.bits.mux import BIT_TIMES_NARROW_WORD, BIT_TIMES_WORD, mux
-from spu_llm.core.values import CLIENT, Arith
-from spu_llm.runtime.party_session import PartySession
+from spu_llm.core.values import Arith
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
+from tests.protocols.made_correlations import check, made
 
 BITS = np.array([True, False, True, False])
 WORDS = np.array([-(2**63), 2**63 - 1, 5, 0])
@@ -57,18 +57,9 @@ def test_a_narrow_word_takes_fewer_bytes_and_stays_narrow() -> None:
         assert [t.sent_bytes for t in outcome.traffic] == [5 + 40 * -(-bits // 8)] * 2
 
 
-def test_products_are_correlated_transfers(simulation: Simulation) -> None:
-    """Three of 8 bytes and a fraction each, and two; homomorphic products would take 200."""
-
-    def work(session: PartySession) -> list[float]:
-        collected = []
-        for correlation in (BIT_TIMES_WORD, BIT_TIMES_NARROW_WORD):
-            session.preprocessing.take(correlation, 4 * correlation.chunk)
-            entries = [e for e in session.meter.entries if e.name == correlation.name]
-            # The cheapest chunk: SPU refills its own stock of transfers now and then.
-            collected.append(min(e.traffic.bytes for e in entries) / correlation.chunk)
-        return collected
-
-    whole, narrow = simulation.run(work)[CLIENT]
-    assert 24 <= whole < 30, whole
-    assert 16 <= narrow < 20, narrow
+def test_what_products_send_ahead(simulation: Simulation) -> None:
+    """A word, and half a one; homomorphic products would take 200 bytes."""
+    for correlation, size in ((BIT_TIMES_WORD, 8), (BIT_TIMES_NARROW_WORD, 4)):
+        both, per_unit = made(simulation, correlation)
+        check(correlation, both)
+        assert per_unit == size

@@ -189,7 +189,7 @@ def test_what_sessions_run_on_is_compared() -> None:
     tokenizer = None
     provider = agreeing.of_provider(PRIVATE, tokenizer, "local", 1)
     fields = SpuConfig().manifest()
-    versions = {"wire", "protocols", "silent", "packed", "jax.version"}
+    versions = {"wire", "protocols", "silent", "packed", "transfers", "jax.version"}
     assert {*versions, *fields} <= provider.keys() and len(fields) >= 5
     for name in (*fields, *versions):
         client = agreeing.of_client(COMPLETION, Request(5, 5, 1, 0.7), tokenizer, "local", 1)
