@@ -31,6 +31,7 @@ from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
+from protocols.bits.thresholds import below
 from protocols.dp.clip import clip
 from protocols.functions.argmax import argmax
 from protocols.functions.exponential import FRAC_BITS, REACH, SCALE_BITS, scaled_exponential
@@ -247,6 +248,22 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
         _one("bits", to_arith, (BITS, "bool1")),
         _one("words", to_arith, (INTEGERS[:4], "bool64")),
         _one("private words, no message", to_arith, (INTEGERS, "provider")),
+    ),
+    below: (
+        _one(
+            "14 bits",
+            below,
+            (np.arange(-9, 12)[:, None], "arith"),
+            thresholds=((-9, -1, 0, 4, 11),),
+            bits=14,
+        ),
+        _one(
+            "two columns of 28 bits",
+            below,
+            (np.array([[5, -5], [70, 3], [1 << 26, -(1 << 26)]]), "arith"),
+            thresholds=((6,), (-5, 4)),
+            bits=28,
+        ),
     ),
     sign: (
         _one("24 bits", sign, (_edges(24), "arith"), bits=24),
