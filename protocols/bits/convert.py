@@ -4,7 +4,8 @@ The correlation (a "daBit", Rotaru and Wood, INDOCRYPT'19): a random bit l = c ^
 client knows c and the provider p, and additive shares of -l = -c - p + 2 c p. The product takes one
 random transfer (Gilboa, CRYPTO'99): the chooser's bit u is that of the transfer; with strings s_0,
 s_1 and a bit v, its peer sends e = s_0 - s_1 + 2 v, and s_u + u e = s_0 + 2 u v. The parties take
-turns in choosing. Hence two things in one round each:
+turns in choosing. Where only the low bits of -l count, only these are sent. Hence two things in one
+round each:
 
 - Opening m = s ^ l makes a shared bit s = m + (1 - 2m) l arithmetic.
 - The product u v of the client's bit u and the provider's v, with d = u ^ c and e = v ^ p opened:
@@ -14,6 +15,7 @@ turns in choosing. Hence two things in one round each:
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -35,6 +37,8 @@ from spu_llm.core.values import (
     Value,
     encode,
     frac_bits_of,
+    from_bytes,
+    to_bytes,
 )
 
 _1 = np.uint64(1)
@@ -42,13 +46,16 @@ _2 = np.uint64(2)
 _BITS_AT_ONCE = 1 << 20  # bounds memory: a bit takes a word while it is worked on
 
 
-def _bits_by_transfers(source: Transfers, units: int) -> Correlations:
-    """Make units of `BITS`: one message each way, eight bytes for each transfer that is offered."""
+def _bits_by_transfers(width: int, source: Transfers, units: int) -> Correlations:
+    """Make units of `shared_bits`: one message each way, a word for each transfer that is
+    offered.
+    """
     counts = {CLIENT: units - units // 2, PROVIDER: units // 2}  # by the chooser
     (bits, strings), (zero, one) = source.both(counts[CLIENT], counts[PROVIDER])
     own = source.draw((len(zero),)) & _1
     sent = zero[:, 0] - one[:, 0] + _2 * own
-    peers = source.swap(sent, 8 * len(bits)).view(np.uint64)
+    size = bytes_for(width)
+    peers = from_bytes(source.swap(to_bytes(sent, width), size * len(bits)), width)
     chose = (bits, strings[:, 0] + bits * peers - bits)
     offered = (own, np.uint64(0) - zero[:, 0] - own)
     both = (chose, offered) if source.rank == CLIENT else (offered, chose)
@@ -58,15 +65,23 @@ def _bits_by_transfers(source: Transfers, units: int) -> Correlations:
     return Correlations(masks, [minus_l])
 
 
-BITS = Correlation(
-    name="shared bit",
-    masks=(Part((), Owner.CLIENT, Form.BIT), Part((), Owner.PROVIDER, Form.BIT)),
-    results=(Part((), Owner.JOINT, Form.ARITH),),
-    secure=lambda c, p: [-(c ^ p).astype(np.int64)],
-    by_transfers=_bits_by_transfers,
-    transfers=(0.5, 0.5),
-    chunk=1 << 15,
-)
+@functools.cache
+def shared_bits(width: int) -> Correlation:
+    """Return the correlation of shared bits, of which -l holds mod 2^width: whole bytes."""
+    return Correlation(
+        name=f"shared bit {width}",
+        masks=(Part((), Owner.CLIENT, Form.BIT), Part((), Owner.PROVIDER, Form.BIT)),
+        results=(Part((), Owner.JOINT, Form.ARITH),),
+        secure=lambda c, p: [-(c ^ p).astype(np.int64)],
+        by_transfers=functools.partial(_bits_by_transfers, width),
+        transfers=(0.5, 0.5),
+        chunk=1 << 15,
+    )
+
+
+def width_of_wrap(place: int) -> int:
+    """Return the bits of -l that count in a wrap times 2^place, in whole bytes."""
+    return 8 * -(-(65 - place) // 8)
 
 
 def swap_bits(party: Party, bits: np.ndarray) -> np.ndarray:
@@ -97,11 +112,11 @@ def twice_product_of_bits(
     return crossed + _2 * d * flip_e * own
 
 
-def twice_product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
-    """Compute the additive share of twice the product of a bit of each party, of which this party
-    gives `bit` (words of 0 or 1, any shape); one message each way, a bit per value.
+def twice_product_of_own_bits(party: Party, bit: np.ndarray, width: int) -> np.ndarray:
+    """Compute the additive share mod 2^width of twice the product of a bit of each party, of which
+    this party gives `bit` (words of 0 or 1, any shape); one message each way, a bit per value.
     """
-    correlations = party.take(BITS, bit.size)
+    correlations = party.take(shared_bits(width), bit.size)
     own = correlations.masks[party.rank].reshape(bit.shape)
     own_part = bit ^ own
     peers = swap_bits(party, own_part.astype(np.uint8)).astype(np.uint64)
@@ -116,7 +131,8 @@ def wrap_of(party: Party, words: np.ndarray, place: int, bits: int = 64) -> np.n
     The sum mod 2^bits has to be below 2^(bits-1); place >= 1. One message each way, a bit per
     value.
     """
-    no_wrap = twice_product_of_own_bits(party, (words >> np.uint64(bits - 1)) ^ _1)
+    top = (words >> np.uint64(bits - 1)) ^ _1
+    no_wrap = twice_product_of_own_bits(party, top, width_of_wrap(place))
     return (public_share(party, 2) - no_wrap) << np.uint64(place - 1)
 
 
@@ -142,7 +158,7 @@ def arith_from_bool(party: Party, x: Bool) -> Arith:
     prepared = np.empty((rows.size, x.bits), np.uint64)
     for some in slices:
         bits = (rows[some, None] >> places) & _1
-        correlations = party.take(BITS, bits.size)
+        correlations = party.take(shared_bits(64), bits.size)
         own_part[some] = bits ^ correlations.masks[party.rank].reshape(bits.shape)
         prepared[some] = correlations.results[0].reshape(bits.shape)
     opened = own_part ^ swap_bits(party, own_part)

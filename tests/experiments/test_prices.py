@@ -22,7 +22,7 @@ from protocols.arithmetic.cached import cached_products, weighted_rows
 from protocols.arithmetic.known_rows import known_products, weighted_known_rows
 from protocols.arithmetic.product import SQUARE, TRIPLE, matrix_triple, row_squares, scaled_row
 from protocols.bits.compare import leaf, node
-from protocols.bits.convert import BITS
+from protocols.bits.convert import shared_bits
 from protocols.bits.gates import correlation
 from protocols.bits.logic import AND
 from protocols.bits.mux import BIT_TIMES_NARROW_WORD, BIT_TIMES_WORD
@@ -42,7 +42,8 @@ TRANSFERS = [
     correlation(node(4, root=False)),
     correlation(AND),
     correlation(all_of(5)),
-    BITS,
+    shared_bits(64),
+    shared_bits(24),
     BIT_TIMES_WORD,
     BIT_TIMES_NARROW_WORD,
     TRANSFER,
@@ -115,7 +116,7 @@ def test_a_unit_of_known_rows_takes_half_the_bytes_of_a_tile() -> None:
 def _alike(config: GPT2Config, tile: int) -> dict[str, Correlation]:
     """Return a correlation of every kind in the records of complete generations."""
     return {
-        "shared bit": BITS,
+        "shared bit": shared_bits(32),
         "square pair": SQUARE,
         "gate leaf": LEAF,
         "gate node": correlation(node(4, root=False)),

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.bits.convert import BITS, shared_bit, to_arith, twice_product_of_bits
+from protocols.bits.convert import shared_bit, shared_bits, to_arith, twice_product_of_bits
 from spu_llm.core.correlation import deal
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -58,7 +58,7 @@ def test_one_prepared_bit_serves_both_uses_exactly() -> None:
                 [np.array([c], np.uint64), np.zeros(1, np.uint64)],
                 [np.zeros(1, np.uint64), np.array([p], np.uint64)],
             ]
-            (w_c,), (w_p,) = deal(BITS, masks, Prg.from_os())
+            (w_c,), (w_p,) = deal(shared_bits(64), masks, Prg.from_os())
             own = np.array([c], np.uint64), np.array([p], np.uint64)
             for d in (0, 1):
                 opened = np.array([d], np.uint64)

@@ -17,7 +17,7 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, evaluate
 from spu_llm.core.integers import factor_from
 from spu_llm.core.reveal import reveal
-from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, low_bits
 from spu_llm.offline.silent.ring import N
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
@@ -74,10 +74,14 @@ def test_masked_products_stay_within_memory() -> None:
         assert correlation.chunk * (k + m) <= 1 << 21
 
 
-def test_a_shared_bit_takes_a_word(simulation: Simulation) -> None:
-    both, per_unit = made(simulation, convert.BITS)
-    check(convert.BITS, both)
-    assert per_unit == 8
+@pytest.mark.parametrize("width", [64, 32, 24, 8])
+def test_a_shared_bit_takes_what_counts_of_a_word(simulation: Simulation, width: int) -> None:
+    correlation = convert.shared_bits(width)
+    both, per_unit = made(simulation, correlation)
+    l = both[CLIENT].masks[0] ^ both[PROVIDER].masks[1]
+    actual = both[CLIENT].results[0] + both[PROVIDER].results[0]
+    np.testing.assert_array_equal(low_bits(actual + l, width), 0)
+    assert per_unit == width // 8
 
 
 @pytest.mark.parametrize(
