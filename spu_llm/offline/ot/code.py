@@ -10,12 +10,12 @@ What the parameters stand against (k = 2^17, n = 2,555,904, t = 2,496), in bits 
     hybrid of guessing and algebra on regular noise (Briaud and Oygarden,
       EUROCRYPT 2023; ePrint 2025/1284)                                   199
     dense minors: some 0.64 k columns can be chosen such that as many rows
-      lie inside them; the errors in these rows are some 82 of which most
-      must be missing, then found by meeting in the middle                128
+      lie inside them; of the 82 errors to be expected in these rows all
+      but two must be missing, which are found by meeting in the middle   128
 
-The first and the last are computed by tests/offline/test_ot_code.py. Published estimates leave the
-last one out, as they know nothing of the code's density, and take t = 1,248, which has 79 bits in
-it. The attack needs the noisy bits, and openings on shares hide them, so that it is one on the
+The first and the last are computed by tests/offline/test_ot_extension.py, the last one as 2^123
+candidates of 2^5 words each. Published estimates leave it out, as they know nothing of the code's
+density, and take t = 1,248 for as many rows, which has 79 bits in it. The attack needs the noisy bits, and openings on shares hide them, so that it is one on the
 assumption and not on a transcript. Liu, Wang, Yang and Yu (EUROCRYPT 2024) reduce regular noise to
 the usual one at a loss that these numbers bear.
 """

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spu_llm.offline.ot.blocks import BLOCK_WORDS, BlockHash
+from spu_llm.offline.ot.blocks import BlockHash
 
 
 def grow(hashed: BlockHash, delta: np.ndarray, seeds: np.ndarray, leaves: np.ndarray) -> np.ndarray:
@@ -43,17 +43,19 @@ def grow_punctured(
     depth, trees, _ = sums.shape
     every, path = np.arange(trees), np.zeros(trees, np.int64)
     leaves[0] = 0
+    known = leaves[0].copy()  # the sum of the known nodes of a level, and of their children
     for i in range(depth):
         nodes = 1 << i
-        _branch(hashed, leaves, nodes)
+        left = np.bitwise_xor.reduce(_branch(hashed, leaves, nodes), axis=0)
         # Both children of the unknown node are unknown; one follows from the sum of its side.
+        is_left = sides[i] == 0
+        left ^= leaves[path + nodes, every]
+        other = np.where(is_left[:, None], left, known ^ left) ^ sums[i]
         leaves[path, every] = leaves[path + nodes, every] = 0
-        halves = leaves[: 2 * nodes].reshape(2, nodes, trees, BLOCK_WORDS)
-        left = sides[i] == 0
-        known = np.where(left[:, None], *np.bitwise_xor.reduce(halves, axis=1)[::-1])
-        leaves[path + nodes * left, every] = sums[i] ^ known
-        path += nodes * ~left
-    leaves[path, every] = np.bitwise_xor.reduce(leaves, axis=0)
+        leaves[path + nodes * is_left, every] = other
+        known ^= other
+        path += nodes * ~is_left
+    leaves[path, every] = known
     return path
 
 
