@@ -52,6 +52,7 @@ from spu_llm.app.printing import show, show_table
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
+from spu_llm.offline.ot.transfers import EXTENSION
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.systems.decoding import completion
@@ -168,6 +169,9 @@ def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, 
         units = len(made) * need.correlation.chunk
         used[name] = replace(need, units=units - session.preprocessing.available(need.correlation))
         kinds[name] = {"units": units, "used_units": used[name].units} | total(made, rank)
+    if extended := [e for e in batches if e.name == EXTENSION]:
+        count = len(extended)
+        kinds[EXTENSION] = {"units": count, "used_units": count} | total(extended, rank)
     set_up, hint = total(rest, rank) | {"seconds": seconds}, total(hints, rank)
     making = total([replace(e, seconds=0.0) if e.beside else e for e in batches] + waits, rank)
     spent = sum(part["seconds"] for part in (set_up, hint, making))

@@ -30,7 +30,8 @@ def made(gate: Gate, source: Transfers, units: int) -> Correlations:
 
 def plans(units: int) -> tuple[tuple[int, int], ...]:
     """Return who rather chooses, and for how many units."""
-    return (CLIENT, units - units // 2), (PROVIDER, units // 2)
+    halves = (CLIENT, units - units // 2), (PROVIDER, units // 2)
+    return halves if units > 1 else halves[:1]
 
 
 def make(halves: Sequence[Products]) -> None:

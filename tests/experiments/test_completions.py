@@ -26,6 +26,7 @@ from spu_llm.core import merged_rounds
 from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import WorkerError
 from spu_llm.core.values import CLIENT
+from spu_llm.offline.ot.transfers import EXTENSION
 from spu_llm.offline.silent.hint import ROW_BYTES
 from spu_llm.offline.silent.ring import N
 from spu_llm.runtime.party_session import PartySession
@@ -242,8 +243,7 @@ def _watched(
     sent = sum((e.traffic for e in session.meter.entries if e.kind == "segment"), Traffic())
     ended: list[Traffic] = []
     run, account = spu.run, completions.account
-    batches: Any = session.preprocessing.pool._make
-    makers = [(batches, "_by_spu"), (batches._packed, "make")]
+    pool: Any = session.preprocessing.pool
     pack, unpack = merged_rounds.pack, merged_rounds.unpack
 
     def counted_run(*args: Any, **options: Any) -> Any:
@@ -253,7 +253,7 @@ def _watched(
         return results, traffic
 
     def counted(make: Any, correlation: Any, masks: Any) -> Any:
-        units[correlation.name] = units.get(correlation.name, 0) + len(masks[0])
+        units[correlation.name] = units.get(correlation.name, 0) + correlation.chunk
         return make(correlation, masks)
 
     def without_heads(actual: Any, message: bytes, parts: Any, name: str) -> Any:
@@ -279,8 +279,7 @@ def _watched(
     with pytest.MonkeyPatch.context() as patch:
         if session.rank == CLIENT:
             patch.setattr(spu, "run", counted_run)
-            for maker, name in makers:
-                patch.setattr(maker, name, functools.partial(counted, getattr(maker, name)))
+            patch.setattr(pool, "_make", functools.partial(counted, pool._make))
             patch.setattr(merged_rounds, "pack", counted_pack)
             patch.setattr(merged_rounds, "unpack", counted_unpack)
             patch.setattr(completions, "account", at_the_end)
@@ -307,6 +306,7 @@ def test_the_offline_price_is_all_that_is_made(tiny_pair: tuple[Path, Path]) -> 
     kinds = cost["kinds"]
     made = {name: kind["units"] for name, kind in kinds.items() if kind["units"]}
     silent = {name: made.pop(name) for name in list(made) if name.startswith("masked product")}
+    assert made.pop(EXTENSION) == 1
     assert made == units
     assert set(silent.values()) == {N} and len(silent) == 4 * PRIVATE.n_layer + 3
     assert any("cached" in name for name in units)  # the cache's tiles

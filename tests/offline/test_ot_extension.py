@@ -119,8 +119,8 @@ def pooled_gauss(parameters: Parameters) -> float:
 
 
 def dense_minors(parameters: Parameters, share: float = 0.64) -> float:
-    """Return the bits of candidates to be tried on the rows inside `share` of the columns, chosen so
-    that there are as many: few errors must be in them, which are then found by meeting in the
+    """Return the bits of candidates to be tried on the rows inside `share` of the columns, chosen
+    so that there are as many: few errors must be in them, which are then found by meeting in the
     middle.
     """
     k = share * parameters.secrets

@@ -87,7 +87,7 @@ def test_messages_and_bytes() -> None:
         (1000, 16, 6, 11.75),
         (1000, 24, 6, 16.75),
         (1000, 64, 8, 48.25),
-        (8000, 24, 8, 19.25),
+        (8000, 24, 6, 16.75),
     ):
         x = np.zeros(count, np.int64)
         outcome = run_op(sign, Case((x,), ("arith",), {"bits": bits}))

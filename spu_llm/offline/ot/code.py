@@ -15,9 +15,10 @@ What the parameters stand against (k = 2^17, n = 2,555,904, t = 2,496), in bits 
 
 The first and the last are computed by tests/offline/test_ot_extension.py, the last one as 2^123
 candidates of 2^5 words each. Published estimates leave it out, as they know nothing of the code's
-density, and take t = 1,248 for as many rows, which has 79 bits in it. The attack needs the noisy bits, and openings on shares hide them, so that it is one on the
-assumption and not on a transcript. Liu, Wang, Yang and Yu (EUROCRYPT 2024) reduce regular noise to
-the usual one at a loss that these numbers bear.
+density, and take t = 1,248 for as many rows, which has 79 bits in it. The attack needs the noisy
+bits, which openings on shares hide: it is one on the assumption, not on a transcript. Liu, Wang,
+Yang and Yu (EUROCRYPT 2024) reduce regular noise to the usual one at a loss that these numbers
+bear.
 """
 
 from __future__ import annotations

@@ -71,14 +71,16 @@ class Extension:
         self._sent = np.empty((parameters.rows, BLOCK_WORDS), np.uint64)
         self._chosen = np.empty_like(self._sent)
         self._stock = stock
+        self._is_used = False  # the stock: for an extension
         self._encoded = 0
 
     def extend(self) -> None:
         """Make the rows anew, with the peer, which makes its own at the same time."""
-        if self._encoded:
+        if self._is_used:
             count = self.parameters.stock
             self._encode(count)
             self._stock = np.concatenate([self._sent[:count], self._chosen[:count]], axis=1)
+        self._is_used = True
         keys = [key.tobytes() for key in self._common.words((3, BLOCK_WORDS))]
         assert len(keys[0]) == KEY_BYTES
         self._places, self.hash = Places(keys[1]), BlockHash(keys[2])
