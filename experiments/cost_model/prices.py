@@ -49,7 +49,7 @@ from spu_llm.offline.packed.products import owners
 SHIPPED = Path(__file__).parent / "prices.json"
 FIGURES = ("seconds", "client_to_provider", "provider_to_client")
 _SLOTS = 8192  # words that a ciphertext holds
-_MADE_ALIKE = {"transfer": "bits times"}  # a correlated OT a word
+_MADE_ALIKE = {"transfer": "gate"}  # of random transfers, and next to nothing sent
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ def made_in(result: dict[str, Any], work: Workload) -> Made:
     others.
     """
     made: Made = []
-    for row in result["correlations"]:
+    for row in result["material"]:
         correlation = work.correlations.get(workload.common_name(row["name"]))
         if correlation is not None:
             batches = row["batches"][1:] or row["batches"]
@@ -332,7 +332,7 @@ def extended_in(result: dict[str, Any]) -> list[Cost]:
     """Return what extensions of the transfers cost in such a result, but for the first one of a
     session, which makes what it starts from, too.
     """
-    rows = [row for row in result["correlations"] if row["name"] == EXTENSION]
+    rows = [row for row in result["material"] if row["name"] == EXTENSION]
     return [{name: b[name] for name in COSTS} for row in rows for b in row["batches"][1:]]
 
 

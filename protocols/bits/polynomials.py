@@ -69,8 +69,8 @@ class Gate:
 
     @functools.cached_property
     def sums(self) -> tuple[Polynomial, ...]:
-        """Return the sums of `terms` that are prepared inside SPU: with a product that nobody can
-        make alone.
+        """Return the sums of `terms` that both parties prepare: with a product that nobody can make
+        alone.
         """
         hard = [p for p in self.terms if any(len(self.factors(s)) > 1 for s in p)]
         return tuple(sorted(hard, key=lambda p: order(max(p, key=order))))

@@ -84,7 +84,7 @@ def test_an_extension_is_priced_apart() -> None:
         {"name": LEAF.name, "batches": [_batch(9.0, 1000.0, 2), usual, usual]},
         {"name": EXTENSION, "batches": [_batch(5.0, 9000.0, 12), longer]},
     ]
-    result, work = {"correlations": rows}, _work(LEAF, 1.0)
+    result, work = {"material": rows}, _work(LEAF, 1.0)
     made, extended = prices.made_in(result, work), prices.extended_in(result)
     actual = prices.fit({}, [], made, extended, [(work, 1.0)])
     assert actual.extension == pytest.approx(longer)
