@@ -11,7 +11,7 @@ from protocols.bits.polynomials import Gate, Polynomial, variable
 from protocols.bits.recipe import Step, recipe
 from protocols.bits.stars import Bit, Star, local_bit, products, stars
 from spu_llm.core.correlation import Correlations, joined
-from spu_llm.core.transfers import Transfers
+from spu_llm.core.transfers import STRING_WORDS, Transfers
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 
 
@@ -117,6 +117,8 @@ class Products:
     def _drawn(self, star: Star) -> _Taken:
         chooses, count = star.chooser == self._rank, 64 * self.units
         bits, *strings = self.source.choose(count) if chooses else (None, *self.source.offer(count))
+        # Second words that are kept serve elsewhere.
+        assert star.width <= 64 * (STRING_WORDS - self._keep)
         if self._keep:
             self.words[star] = tuple(both[:, 1].copy() for both in strings)
         if bits is not None:

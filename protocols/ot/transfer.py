@@ -186,7 +186,7 @@ def offer(party: Party, batch: Batch, strings: Callable[[slice, slice], np.ndarr
 def _take(party: Party, batch: Batch) -> list[Correlations]:
     """Take a random 1-of-2 transfer per row for every bit of a choice.
 
-    Both parties take all of them before the first message: taking may run SPU between them.
+    Both parties take all of them before the first message: taking may send messages of its own.
     """
     return [party.take(TRANSFER, batch.rows) for _ in range(batch.bits)]
 

@@ -2,9 +2,9 @@
 
 A batch is one chunk, made jointly. Both parties know its id without a message: a hash of a value of
 the session, the correlation's name and a running number. Each keeps its half: a key from which its
-masks are drawn again, and its result words. When a session starts, the parties tell each other how
-far they have used which batch (`inventory`) and keep what both have, from the larger index on
-(`resume`): what only one of them may have used is burnt.
+masks are drawn again, or the masks themselves, and its result words. When a session starts, the
+parties tell each other how far they have used which batch (`inventory`) and keep what both have,
+from the larger index on (`resume`): what only one of them may have used is burnt.
 
 No unit is handed out twice, however a process ends. A batch is eight slices; before the first unit
 of a slice leaves this module, the whole slice is recorded on disk as used. `lease` does so for all

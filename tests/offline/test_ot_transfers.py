@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spu_llm.core.errors import WireError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline.ot import transfers
 from spu_llm.offline.ot.extension import Extension
+from spu_llm.offline.ot.transfers import RandomTransfers
 from tests.offline.ot_pair import SMALL, TransfersOfTwo, fulfilled
 
 ONE = np.uint64(1)
@@ -121,6 +123,21 @@ def test_deltas_and_matrices_are_fresh() -> None:
         if party._extension is not None
     ]
     assert len({delta.tobytes() for delta in deltas}) == len(deltas) >= 3
+
+
+def test_what_has_failed_is_not_tried_again() -> None:
+    two = TransfersOfTwo(change=lambda data: data[:-1])
+
+    def attempts(rank: int, party: RandomTransfers) -> list[str]:
+        said = []
+        for _ in range(2):
+            with pytest.raises(WireError) as error:
+                party.choose(1) if rank == CLIENT else party.offer(1)
+            said.append(str(error.value))
+        return said
+
+    for first, second in two.both(attempts):
+        assert "expected" in first and "start another session" in second
 
 
 def test_noise_lies_elsewhere_each_time() -> None:

@@ -11,7 +11,8 @@ With pi as a random permutation H is circular correlation robust: H(x) and H(x ^
 are uniform to who does not know delta, for any distinct x that it does not choose. Who has q values
 under one key and evaluates pi p times tells the difference with probability about p q / 2^127 for a
 delta of 127 random bits. Keys are public and serve one extension each, so that q counts the blocks
-of one extension alone (Guo et al., CRYPTO 2020, on many instances).
+of one extension alone (Guo et al., CRYPTO 2020, on many instances): 2^21, so that a delta takes
+some 2^106 evaluations. It is the weakest link of the transfers.
 """
 
 from __future__ import annotations

@@ -18,17 +18,21 @@ Both directions share the matrix, which depends on neither; keys of matrix, tree
 each extension alone, from a stream that both parties know. Rows are encoded when they are asked
 for.
 
-What each party learns. The receiver sees sums under w of sides that it did not choose, which the
-sender's w ^ delta hides; the sender sees nothing at all. What serves is as good as uniform to the
-other party if learning parity with noise is hard (`code`) and the hash is what `blocks` says.
+What each party learns. Of each level the receiver gets the sum of the side that it chose; that of
+the other side differs by delta, which it does not know. The sender sees nothing at all. What serves
+is as good as uniform to the other party if learning parity with noise is hard (`code`) and the hash
+is what `blocks` says.
 
-Conditions, each with a test (tests/offline/test_ot_conditions.py):
+Conditions, each with a test (tests/offline/test_ot_transfers.py):
   - A row that chose a place of noise, or is in a table, serves for nothing else.
   - Bit 0 of delta is set, and of all w clear; the parties' deltas are their own.
   - The matrix is another one for each extension.
 
-Semi-honest: a sender that sends wrong sums learns, from what goes wrong, where the noise is
-(Ferret's consistency check is not made).
+Semi-honest; no consistency check is made. A sender that sends wrong sums learns, from what goes
+wrong, where the noise is. A receiver that sends wrong columns for the base (`base`) makes rows that
+are right or wrong by bits of delta: whoever sees which strings are right has all of delta, and with
+it both strings of every transfer of the session. A wrong correction gives a result that is wrong if
+its peer's choice bit is set, and reads that bit from a failure that shows.
 """
 
 from __future__ import annotations

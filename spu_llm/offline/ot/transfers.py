@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spu_llm.core.channel import CountingChannel, Traffic, recv_exactly
+from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.transfers import Strings
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -54,6 +55,7 @@ class RandomTransfers:
         self._by_spu, self._parameters = by_spu, parameters
         self.extensions: list[Cost] = []  # of each so far
         self._extension: Extension | None = None
+        self._busy = False
         # By the chooser's rank: rows that are used of the extension, and what is left of earlier.
         self._used = {CLIENT: parameters.serving, PROVIDER: parameters.serving}
         self._left: dict[int, Strings] = {}
@@ -121,7 +123,12 @@ class RandomTransfers:
         return (np.empty(0, np.uint64) if chooser == self.rank else strings), strings
 
     def _extend(self, keep: int) -> None:
-        """Make the rows of both directions anew, and keep some of those that `keep` chooses in."""
+        """Make the rows of both directions anew, and keep some of those that `keep` chooses in.
+        WireError after an attempt that failed: what it began with may have been used.
+        """
+        if self._busy:
+            raise WireError("random transfers have failed before; start another session")
+        self._busy = True
         started, before, spu = time.perf_counter(), self._channel.traffic, Traffic()
         if self._extension is None:
             delta, stock, spu = first_stock(
@@ -139,3 +146,4 @@ class RandomTransfers:
         self._used = {CLIENT: 0, PROVIDER: 0}
         channel = self._channel.traffic.since(before)
         self.extensions.append(Cost(time.perf_counter() - started, channel, spu))
+        self._busy = False
