@@ -50,6 +50,7 @@ from spu_llm.core.values import CLIENT, Bool, Value, low_bits
 
 _1 = np.uint64(1)
 _ALL = (1 << 64) - 1
+_AT_ONCE = 1 << 16  # values less thresholds: bounds memory
 
 
 @functools.cache
@@ -86,16 +87,21 @@ def _below(party: Party, x: np.ndarray, thresholds: Thresholds, bits: int) -> np
     top = _bit(of_digits[:, last.word], np.uint64(last.place)).reshape(x.shape)
     inputs = np.empty((2 * len(layout) - 2, count, x.shape[1]), np.uint8)
     sign = np.empty((count, x.shape[1]), np.uint64)
-    each = ((column, t) for column, some in enumerate(thresholds) for t in some)
-    for k, (column, t) in enumerate(each):
-        moved = low_bits(opened[column] - np.uint64(t & _ALL), bits)
+    column_of = np.repeat(np.arange(len(thresholds)), [len(own) for own in thresholds])
+    words = np.array([t & _ALL for own in thresholds for t in own], np.uint64)
+    at_once = max(1, _AT_ONCE // x.shape[1])
+    for start in range(0, count, at_once):
+        group = slice(start, start + at_once)
+        columns = column_of[group]
+        moved = low_bits(opened[columns] - words[group, None], bits)
         places = [low_bits(moved >> np.uint64(first), size) for first, size in layout]
-        gt = [_bit(words[column], place) for words, place in zip(aboves, places, strict=True)]
-        eq = [_bit(words[column], place) for words, place in zip(one_hots, places, strict=True)]
-        inputs[:, k] = [*gt[:-1], *eq[1:]]
-        sign[k] = gt[-1] ^ top[column]
+        gt = [_bit(above[columns], place) for above, place in zip(aboves, places, strict=True)]
+        eq = [_bit(hot[columns], place) for hot, place in zip(one_hots, places, strict=True)]
+        for k, share in enumerate([*gt[:-1], *eq[1:]]):
+            inputs[k, group] = share
+        sign[group] = gt[-1] ^ top[columns]
         if party.rank == CLIENT:
-            sign[k] ^= _bit(moved, np.uint64(bits - 1))
+            sign[group] ^= _bit(moved, np.uint64(bits - 1))
     # 3.
     planes = np.zeros((len(inputs), 8 * words_for(sign.size)), np.uint8)
     packed = np.packbits(inputs.reshape(len(inputs), -1), axis=1, bitorder="little")
