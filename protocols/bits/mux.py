@@ -38,7 +38,7 @@ _LOW = np.uint64((1 << NARROW_BITS) - 1)
 _MASKS = (
     Part((), Owner.CLIENT, Form.BIT),  # c
     Part((), Owner.PROVIDER, Form.BIT),  # p
-    Part((), Owner.JOINT, Form.ARITH),  # w
+    Part((), Owner.JOINT, Form.ARITH),  # w; of narrow words the low 32 bits count
 )
 
 

@@ -2,7 +2,8 @@
 
     own PRG -> `Pool` and `SilentProducts` draw masks, under a key of their own for each batch
             -> a protocol gives both parties results for them: SPU or packed products
-               (`BatchMaker`), or silent products with the provider's weights
+               (`BatchMaker`), or silent products with the provider's weights; random transfers
+               give masks and results
             -> a batch lies in the pool, on disk where there is a place, until it is leased
             -> an op takes units, which nobody ever gets again
 

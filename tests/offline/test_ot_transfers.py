@@ -1,6 +1,4 @@
-"""Random transfers: each comes once, in step at both parties; and the conditions they rest on, each
-with a twin that breaks it.
-"""
+"""Random transfers: each comes once, in step at both parties; and the conditions they rest on."""
 
 from __future__ import annotations
 
