@@ -126,8 +126,7 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
     }
     material = prices.of_material(work)
     offline, extensions = summed(material.values()), prices.extensions(work)
-    awaited = offline["messages"] - extensions * prices.extension["messages"]
-    making = slower * offline["seconds"] + awaited / 2 * shape.delay_s
+    making = slower * offline["seconds"] + offline["messages"] / 2 * shape.delay_s
     if shape.bits_per_s:
         making += 8.0 / shape.bits_per_s * both_ways(offline)
     stored = [
@@ -208,7 +207,7 @@ def table(result: dict[str, Any]) -> str:
             rows = [(row["twice"], row[name]) for row in grown]
             lines += ["", *_costs(f"{name}, twice", rows)]
     extended = ", ".join(f"{name} {result[name]['extensions']:.2f}" for name in names)
-    lines += ["", f"extensions of SPU's stocks of transfers, in offline figures: {extended}"]
+    lines += ["", f"extensions of random transfers, in offline figures: {extended}"]
     hint = max(result[name]["hint_bytes"] for name in names)
     lines += ["", f"hint of the weights, once for a client: {hint / 1e6:.0f} MB"]
     of = result["prices_of"]

@@ -221,10 +221,8 @@ def test_networks_and_cores_enter_as_stated(priced: Priced) -> None:
     offline = slow["offline"]
     size = offline["client_to_provider"] + offline["provider_to_client"]
     assert 0 < slow["extensions"] < 1
-    awaited = offline["messages"] - 2562 * slow["extensions"]
-    assert offline["seconds"] == pytest.approx(
-        local["offline"]["seconds"] + size / 1e6 + awaited / 2 * 0.01
-    )
+    waiting = offline["messages"] / 2 * 0.01
+    assert offline["seconds"] == pytest.approx(local["offline"]["seconds"] + size / 1e6 + waiting)
 
 
 @pytest.mark.parametrize("path", ["missing.json", "other.json"])

@@ -126,7 +126,9 @@ def _predicted(record: dict[str, Any], actual: Prices) -> dict[str, float]:
 
 def _ratios(system: str, actual: Prices) -> Iterator[tuple[str, float]]:
     """Yield what is predicted of some generations of a system, by what was measured."""
-    records = [r for r in saved.load("completions")["runs"] if r["asked"]["system"] == system][:4]
+    records = [
+        r for r in saved.load("completions_transfers")["runs"] if r["asked"]["system"] == system
+    ][:4]
     assert len(records) == 4
     predicted = [_predicted(r, actual) for r in records]
     measured = [r["costs"]["used_material"] for r in records]
@@ -137,14 +139,14 @@ def _ratios(system: str, actual: Prices) -> Iterator[tuple[str, float]]:
 
 
 def test_correlations_of_complete_generations() -> None:
-    """Within a third in seconds, since machines vary; without the price of extensions far off in
-    bytes.
+    """Within a third in seconds, since machines vary, and a sixth in the rest: rejected drafts take
+    more than steps that accept them all. Without the price of extensions farther off.
     """
     actual = Prices.load()
     ratios = dict(_ratios("ours-drafted", actual))
     assert ratios["seconds"] == pytest.approx(1, abs=0.35)
     for name in ("client_to_provider", "provider_to_client", "messages"):
-        assert ratios[name] == pytest.approx(1, abs=0.05)
+        assert ratios[name] == pytest.approx(1, abs=0.17)
     without = dataclasses.replace(actual, extension=dict.fromkeys(FIGURES, 0.0))
     fewer = dict(_ratios("ours-drafted", without))
     assert fewer["client_to_provider"] < ratios["client_to_provider"] - 0.05

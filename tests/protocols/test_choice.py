@@ -251,13 +251,13 @@ def test_what_a_token_takes() -> None:
     assert {c.op for c in demand.calls} == {"in_units", "clip", "argmax", "reveal"}
     assert (cost.messages, cost.rounds, sent) == (41, 21, 29_397)
     assert ahead + sent < 1_000_000
-    assert round(ahead, -3) == 103_000
+    assert round(ahead, -3) == 36_000
 
     demand, ahead_of_both = taken(both, own, own, own)
     cost = demand.cost
     sent = cost.client_to_provider + cost.provider_to_client
     assert (cost.messages, cost.rounds, sent) == (32, 16, 3_522)
-    assert round(ahead_of_both, -3) == 19_000
+    assert round(ahead_of_both, -3) == 8_000
 
     loss = choice.loss(m)
     assert loss.rho == pytest.approx(0.65913**2 / (2 * 49 * 1.44), rel=1e-4)

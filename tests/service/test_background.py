@@ -25,7 +25,7 @@ def test_only_a_slow_network_has_it_at_the_same_cost(
     """The number of steps is known, so nothing is made for nothing; SPU's encryptions vary by some
     bytes.
     """
-    options = ["--prompt", "def read(", "--standard", "--max-new-tokens", "6", "--seed", "5"]
+    options = ["--prompt", "def read(", "--standard", "--max-new-tokens", "50", "--seed", "5"]
     options += ["--temperature", "0"]
     collected: dict[str, Any] = {}
     for network in ("local", "lan"):

@@ -161,7 +161,7 @@ def test_a_completion_with_all_made_beside(tokenizer: Tokenizer) -> None:
     """The same text, messages and bytes of ours, and nothing of it made for nothing, since the
     number of steps is known.
     """
-    asked = request_for(10, 0, 0.0)  # more than first batches last for
+    asked = request_for(50, 0, 0.0)  # more than first batches last for
 
     def program(session: PartySession) -> Any:
         completion = Completion.of(PRIVATE, asked)
@@ -187,4 +187,4 @@ def test_a_completion_with_all_made_beside(tokenizer: Tokenizer) -> None:
     before, after = collected
     for a, b in zip(before, after, strict=True):
         assert a[:3] == b[:3] and a[3] == 0 and b[3] > 0
-    assert before[CLIENT][1] == 9
+    assert before[CLIENT][1] == 49

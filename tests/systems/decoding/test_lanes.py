@@ -171,9 +171,9 @@ def test_lanes_share_the_messages_of_a_forward() -> None:
 
 
 def test_what_more_lanes_add_is_rounds_that_are_worth_it() -> None:
-    """More comparisons at once are made in deeper trees and narrower matches."""
+    """More comparisons at once are made in deeper trees and narrower matches, if at all."""
     alone, together = (sum(messages_of_a_step(lanes)) for lanes in (1, 5))
-    assert alone < together < 1.15 * alone
+    assert alone <= together < 1.15 * alone
 
 
 def messages_of_a_step(lanes: int) -> tuple[int, int]:
