@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from protocols.bits.mask_products import made
+from protocols.bits.mask_products import TRANSFERS_AT_ONCE, made
 from protocols.bits.planes import bytes_for, from_message, to_message, words_for
 from protocols.bits.polynomials import Gate, Monomial, Polynomial
 from protocols.bits.stars import transfers
@@ -35,8 +35,6 @@ from spu_llm.core.correlation import Correlation, Form, Part
 from spu_llm.core.op import Cost
 from spu_llm.core.party import Party
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
-
-_TRANSFERS_AT_ONCE = 1 << 18  # bounds memory
 
 
 @functools.cache
@@ -73,7 +71,7 @@ def correlation(gate: Gate) -> Correlation:
         by_transfers=functools.partial(made, gate),
         transfers=(64 * by_client, 64 * by_provider),
         # Even, for both plans take turns.
-        chunk=max(2, int(_TRANSFERS_AT_ONCE / (64 * (by_client + by_provider))) * 2),
+        chunk=max(2, int(TRANSFERS_AT_ONCE / (64 * (by_client + by_provider))) * 2),
     )
 
 

@@ -14,6 +14,8 @@ from spu_llm.core.correlation import Correlations, joined
 from spu_llm.core.transfers import STRING_WORDS, Transfers
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 
+TRANSFERS_AT_ONCE = 1 << 18  # of a chunk, about: bounds memory
+
 
 def made(gate: Gate, source: Transfers, units: int) -> Correlations:
     """Make units of a gate's correlation: masks of its inputs and the prepared sums. Half of them

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from protocols.bits.mask_products import Products, make, plans
+from protocols.bits.mask_products import TRANSFERS_AT_ONCE, Products, make, plans
 from protocols.bits.planes import from_planes, to_planes
 from protocols.bits.polynomials import Gate, variable
 from protocols.bits.stars import Star, stars, transfers
@@ -24,7 +24,6 @@ from spu_llm.core.transfers import Transfers
 from spu_llm.core.values import CLIENT, Owner, low_bits
 
 _LARGEST_DIGIT = 5
-_TRANSFERS_AT_ONCE = 1 << 18  # bounds memory
 
 
 def digits(bits: int) -> tuple[tuple[int, int], ...]:
@@ -53,8 +52,8 @@ def number_gate(bits: int) -> Gate:
 
 @dataclass(frozen=True)
 class Field:
-    """Where the products of a digit's bits stand: from `place` on in word `word`, that of the bits
-    in j (1, 2, .., 2^size - 1) at j - 1.
+    """Place of the products of a digit's bits: from `place` on in word `word`, that of the bits in
+    j (1, 2, .., 2^size - 1) at j - 1.
     """
 
     word: int
@@ -104,7 +103,7 @@ def masked_number(bits: int) -> Correlation:
     # What was prepared for other digits under the same name must not serve these.
     content = hashlib.sha256(repr(fields(bits)).encode()).hexdigest()[:8]
     by_client, by_provider = transfers(gate, alone=True)
-    at_once = int(_TRANSFERS_AT_ONCE / (128 * (by_client + by_provider)))
+    at_once = int(TRANSFERS_AT_ONCE / (128 * (by_client + by_provider)))
     return Correlation(
         name=f"masked number {bits} {content}",
         masks=(Part((), Owner.JOINT, Form.ARITH),),

@@ -29,16 +29,6 @@ class Recipe:
     levels: tuple[tuple[Step, ...], ...]
     totals: tuple[tuple[Polynomial, ...], ...]
 
-    @property
-    def products(self) -> int:
-        """Return how many products of shared bits an instance takes."""
-        return sum(map(len, self.levels))
-
-    def used(self) -> set[Polynomial]:
-        steps = itertools.chain.from_iterable(self.levels)
-        of_steps = (p for step in steps for p in (*step.left, *step.right, *step.rest))
-        return {*of_steps, *itertools.chain.from_iterable(self.totals)}
-
 
 @functools.cache
 def recipe(gate: Gate) -> Recipe:

@@ -66,16 +66,11 @@ class Star:
 
 
 def local_bit(gate: Gate, factor: Iterable[Polynomial], rank: int) -> Bit:
-    """Return the party's share of a sum of polynomials, as those of which it has any."""
-
-    def is_held(p: Polynomial) -> bool:
-        if len(p) != 1:
-            return True
-        (s,) = p
-        holders = {gate.holder(i) for i in s}
-        return holders <= {Owner.of_rank(rank)} or Owner.JOINT in holders or len(holders) > 1
-
-    return frozenset(p for p in factor if is_held(p))
+    """Return the party's share of a sum of polynomials, as those of which it has any: all but
+    products that its peer knows alone.
+    """
+    alone = {Owner.of_rank(1 - rank)}
+    return frozenset(p for p in factor if {gate.holder(i) for s in p for i in s} != alone)
 
 
 def products(gate: Gate, step: Step) -> Iterator[tuple[Bit, Bit]]:
@@ -115,6 +110,7 @@ def stars(gate: Gate, first: int, *, alone: bool = False) -> tuple[Star, ...]:
     return tuple(made)
 
 
+@functools.cache
 def transfers(gate: Gate, *, alone: bool = False) -> tuple[float, float]:
     """Return how many transfers an instance takes in which the client chooses, and in which the
     provider does, on average over both plans.
@@ -124,6 +120,7 @@ def transfers(gate: Gate, *, alone: bool = False) -> tuple[float, float]:
     return counts[CLIENT] / 2, counts[PROVIDER] / 2
 
 
+@functools.cache
 def correction_bits(gate: Gate) -> float:
     """Return how many bits both parties send for an instance, on average over both plans."""
     plan = [star for first in (CLIENT, PROVIDER) for star in stars(gate, first)]

@@ -34,14 +34,7 @@ from protocols.bits.compare import sign_of
 from protocols.bits.convert import arith_cost, as_arith
 from protocols.bits.gates import evaluate, gate_cost
 from protocols.bits.masked_number import Field, digits, fields, masked_number
-from protocols.bits.planes import (
-    bytes_for,
-    from_message,
-    from_planes,
-    to_message,
-    to_planes,
-    words_for,
-)
+from protocols.bits.planes import bytes_for, from_message, from_planes, to_message, to_planes
 from protocols.bits.polynomials import Gate, plus, times, variable
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
@@ -103,11 +96,9 @@ def _below(party: Party, x: np.ndarray, thresholds: Thresholds, bits: int) -> np
         if party.rank == CLIENT:
             sign[group] ^= _bit(moved, np.uint64(bits - 1))
     # 3.
-    planes = np.zeros((len(inputs), 8 * words_for(sign.size)), np.uint8)
     packed = np.packbits(inputs.reshape(len(inputs), -1), axis=1, bitorder="little")
-    planes[:, : packed.shape[1]] = packed
-    gate = merge_gate(len(layout))
-    borrow = evaluate(party, gate, sign.size, 1, planes.view(np.uint64)[None])
+    planes = from_message(packed, sign.size)
+    borrow = evaluate(party, merge_gate(len(layout)), sign.size, 1, planes[None])
     return from_planes(borrow[0], sign.size).reshape(sign.shape) ^ sign
 
 

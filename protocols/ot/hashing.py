@@ -17,10 +17,8 @@ of one batch alone: 2^27 for a message of a gigabyte.
 from __future__ import annotations
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-KEY_BYTES = 16
-BLOCK_BYTES = 16
+from spu_llm.core.permutation import Permutation
 
 
 class TweakedHash:
@@ -30,20 +28,7 @@ class TweakedHash:
     """
 
     def __init__(self, key: bytes) -> None:
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
-        # A permutation of single blocks is what is wanted here: no message is encrypted by this.
-        self._pi = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-
-    def start(self, x: np.ndarray) -> np.ndarray:
-        """Compute pi(x)."""
-        assert x.dtype == np.uint64 and x.shape[-1] == 2
-        # The library asks for room for one more block than it writes.
-        out = np.empty(x.size + 2, np.uint64)
-        data = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-        written = self._pi.update_into(data.data, out.view(np.uint8).data)
-        assert written == x.nbytes
-        return out[: x.size].reshape(x.shape)
+        self.start = Permutation(key)  # pi
 
     def finish(self, started: np.ndarray, tweaks: np.ndarray) -> np.ndarray:
         """Compute H(x, t) for started = pi(x)."""

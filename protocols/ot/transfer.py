@@ -43,10 +43,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocols.bits.planes import bytes_for, pack, unpack
-from protocols.ot.hashing import BLOCK_BYTES, TweakedHash
+from protocols.ot.hashing import TweakedHash
 from spu_llm.core.correlation import Correlation, Correlations, Form, Part
 from spu_llm.core.op import Cost, View
 from spu_llm.core.party import Party
+from spu_llm.core.permutation import BLOCK_BYTES
 from spu_llm.core.prg import Prg
 from spu_llm.core.transfers import Transfers
 from spu_llm.core.values import CLIENT, PROVIDER, Owner

@@ -29,7 +29,7 @@ from spu_llm.core.values import CLIENT, Owner, as_words
 
 
 class Form(enum.Enum):
-    """How SPU holds an array of words."""
+    """Form in which SPU, or each party, holds an array of words."""
 
     ARITH = "arith"  # additive shares mod 2^64
     BOOL = "bool"  # xor shares of 64 independent bits

@@ -44,7 +44,7 @@ _JSON_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Label:
-    """What a batch is; `sums` are checksums of the result words of each slice."""
+    """Label of a batch; `sums` are checksums of the result words of each slice."""
 
     id: str
     name: str
@@ -65,7 +65,7 @@ class Label:
 
 @dataclass(frozen=True)
 class State:
-    """How far a batch is used: the units before `used` are gone.
+    """Use of a batch so far: the units before `used` are gone.
 
     `key` gives the masks of slice `index` and of all after it. Units between `used` and that slice,
     if any, are in rest.npy, whose checksum is `rest`.

@@ -450,11 +450,26 @@ def test_a_call_that_has_spu_at_work_runs_alone(simulation: Simulation) -> None:
         assert not session.preprocessing.running
         session.prefetches = False
         demand = session.demand(FORWARD, *arguments(session, np.ones((ROWS, 4), np.float32)))[0]
-        session.preprocessing.start(demand + demand + demand)
-        assert session.preprocessing.running
+        preprocessing, waited_for = session.preprocessing, threading.Event()
+        make, settle = preprocessing.pool._make, preprocessing.settle
+
+        def make_when_waited_for(correlation: Correlation, masks: Any) -> Any:
+            assert waited_for.wait(60)
+            return make(correlation, masks)
+
+        def wait() -> None:
+            waited_for.set()
+            settle()
+
+        preprocessing.pool._make = make_when_waited_for
+        preprocessing.settle = wait  # type: ignore[method-assign]
+        preprocessing.start(demand + demand + demand)
+        assert preprocessing.running
         mark = len(session.meter.entries)
         result = session.call(IN_SPU, *args)
-        assert not session.preprocessing.running
+        assert not preprocessing.running
+        preprocessing.pool._make = make
+        preprocessing.settle = settle  # type: ignore[method-assign]
         kinds = [e.kind for e in session.meter.entries[mark:]]
         assert "pool" in kinds and "segment" in kinds[len(kinds) - kinds[::-1].index("pool") :]
         return result

@@ -24,9 +24,9 @@ import numpy as np
 
 from spu_llm.core.channel import Channel, Traffic, recv_exactly
 from spu_llm.core.correlation import Correlation, Form, Part
+from spu_llm.core.permutation import BLOCK_WORDS
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.offline.ot.blocks import BLOCK_WORDS
 
 _COLUMNS = 64 * BLOCK_WORDS - 1
 _1 = np.uint64(1)

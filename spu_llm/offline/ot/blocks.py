@@ -18,10 +18,9 @@ some 2^106 evaluations. It is the weakest link of the transfers.
 from __future__ import annotations
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-KEY_BYTES = 16
-BLOCK_WORDS = 2  # uint64, little-endian
+from spu_llm.core.permutation import BLOCK_WORDS, Permutation
+
 _AT_ONCE = 1 << 15  # blocks: they and their images stay in the cache
 
 
@@ -29,26 +28,19 @@ class BlockHash:
     """H under `key` (16 bytes, public), for blocks uint64 [..., 2]."""
 
     def __init__(self, key: bytes) -> None:
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
-        # A permutation of single blocks is what is wanted here: no message is encrypted by this.
-        self._pi = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-        # The library asks for room for one more block than it writes.
-        self._image = np.empty((_AT_ONCE + 1, BLOCK_WORDS), np.uint64)
+        self._pi = Permutation(key)
+        # Fresh memory for every call would cost as much as the permutation.
+        self._room = np.empty(BLOCK_WORDS * (_AT_ONCE + 1), np.uint64)
 
     def __call__(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Compute H of every block, into `out` if it is given (contiguous, of x's shape)."""
         assert x.dtype == np.uint64 and x.shape[-1] == BLOCK_WORDS
         hashed = np.empty(x.shape, np.uint64) if out is None else out
-        blocks, images = x.reshape(-1, BLOCK_WORDS), hashed.reshape(-1, BLOCK_WORDS)
         assert hashed.flags.c_contiguous
+        blocks, images = x.reshape(-1, BLOCK_WORDS), hashed.reshape(-1, BLOCK_WORDS)
         for start in range(0, len(blocks), _AT_ONCE):
             some, sigma = blocks[start : start + _AT_ONCE], images[start : start + _AT_ONCE]
             sigma[:, 0] = some[:, 1]
             np.bitwise_xor(some[:, 0], some[:, 1], out=sigma[:, 1])
-            written = self._pi.update_into(
-                sigma.reshape(-1).view(np.uint8).data, self._image.reshape(-1).view(np.uint8).data
-            )
-            assert written == sigma.nbytes
-            sigma ^= self._image[: len(some)]
+            sigma ^= self._pi(sigma, self._room)
         return hashed

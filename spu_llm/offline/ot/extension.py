@@ -40,8 +40,9 @@ from __future__ import annotations
 import numpy as np
 
 from spu_llm.core.channel import Channel, recv_exactly
+from spu_llm.core.permutation import BLOCK_WORDS
 from spu_llm.core.prg import Prg
-from spu_llm.offline.ot.blocks import BLOCK_WORDS, KEY_BYTES, BlockHash
+from spu_llm.offline.ot.blocks import BlockHash
 from spu_llm.offline.ot.code import ROWS_AT_ONCE, Parameters, Places, sums_of_rows
 from spu_llm.offline.ot.trees import grow, grow_punctured
 
@@ -86,7 +87,6 @@ class Extension:
             self._stock = np.concatenate([self._sent[:count], self._chosen[:count]], axis=1)
         self._is_used = True
         keys = [key.tobytes() for key in self._common.words((3, BLOCK_WORDS))]
-        assert len(keys[0]) == KEY_BYTES
         self._places, self.hash = Places(keys[1]), BlockHash(keys[2])
         self._grow(BlockHash(keys[0]), self._stock[self.parameters.secrets :])
         self._encoded = 0

@@ -15,11 +15,11 @@ import numpy as np
 
 from spu_llm.core.channel import CountingChannel, Traffic, recv_exactly
 from spu_llm.core.errors import WireError
+from spu_llm.core.permutation import BLOCK_WORDS
 from spu_llm.core.prg import Prg
 from spu_llm.core.transfers import Strings
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline.ot.base import BySpu, first_stock
-from spu_llm.offline.ot.blocks import BLOCK_WORDS
 from spu_llm.offline.ot.code import PARAMETERS, Parameters
 from spu_llm.offline.ot.extension import Extension
 
@@ -31,7 +31,7 @@ EXTENSION = "transfers extended"  # how meters call it
 
 @dataclass(frozen=True)
 class Cost:
-    """What an extension took: traffic on the channel, and SPU's own for the first one."""
+    """Cost of an extension: traffic on the channel, and SPU's own for the first one."""
 
     seconds: float
     channel: Traffic
