@@ -60,7 +60,7 @@ def transform(x: np.ndarray) -> np.ndarray:
     n = x.shape[-1]
     half = np.empty((*x.shape[:-1], n // 2), np.complex128)
     half.real, half.imag = x[..., : n // 2], x[..., n // 2 :]
-    half *= _twist(n)[0]
+    half *= twist(n)[0]
     return scipy.fft.fft(half, overwrite_x=True)
 
 
@@ -84,12 +84,12 @@ def whole(z: np.ndarray) -> np.ndarray:
 
 def _untwisted(z: np.ndarray) -> np.ndarray:
     y = scipy.fft.ifft(z, overwrite_x=True)
-    y *= _twist(2 * z.shape[-1])[1]
+    y *= twist(2 * z.shape[-1])[1]
     return y
 
 
 @functools.cache
-def _twist(n: int) -> tuple[np.ndarray, np.ndarray]:
+def twist(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the twist, and what takes it away: complex [n / 2] each."""
     twist = np.exp(1j * np.pi * np.arange(n // 2) / n)
     return twist, twist.conj()

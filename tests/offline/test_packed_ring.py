@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from spu_llm.core.prg import Prg
 from spu_llm.offline import rlwe
-from spu_llm.offline.packed import products, ring
-from spu_llm.offline.packed.layout import Layout
-from spu_llm.offline.packed.products import PackedProducts
-from spu_llm.offline.packed.ring import KEY_BITS, KEY_DROP, KEY_LIMB, LIMB, N
+from spu_llm.offline.packed import ring
+from spu_llm.offline.packed.ring import KEY_BITS, KEY_LIMB, LIMB, N
 
 SEEDS = st.integers(0, 10**6)
 FEW = 64  # coefficients, where there is no transform
@@ -100,21 +98,6 @@ def test_wide_is_exact(seed: int, bits: int) -> None:
     exact = weighted(sums, LIMB)
     actual = ring.wide(sums)
     assert actual.shape == (2, FEW) and (whole_numbers(actual) == exact % (1 << 128)).all()
-
-
-@given(SEEDS, st.integers(0, 52))
-def test_upper_is_rounded(seed: int, bits: int) -> None:
-    """Up to what the lowest sum has below 2^44."""
-    sums = sums_of(seed, 5, bits)
-    assert distance(ring.upper(sums), weighted(sums, LIMB, LIMB), 64, 128) <= 0.5 + 2.0**-20
-
-
-@given(SEEDS, st.integers(0, 52))
-def test_switched_is_rounded(seed: int, bits: int) -> None:
-    """Up to what the lowest sum has below 2^8."""
-    sums = sums_of(seed, 5, bits)
-    actual, exact = ring.switched(sums), weighted(sums, KEY_LIMB)
-    assert distance(actual, exact, KEY_DROP, KEY_BITS) <= 0.5 + 2.0**-18
 
 
 @given(SEEDS, SEEDS)
@@ -212,35 +195,20 @@ def test_mapped_is_a_substitution(k: int, j: int, seed: int) -> None:
 
 
 @settings(max_examples=20)
-@given(st.integers(0, N - 1) | st.sampled_from([0, 1, N - 1]), st.integers(0, N - 1), SEEDS)
-def test_raised_and_lowered(k: int, j: int, seed: int) -> None:
+@given(st.integers(0, N - 1) | st.sampled_from([0, 1, N - 1]), SEEDS)
+def test_lowered_is_divided(k: int, seed: int) -> None:
     x, power = words(seed, (2, N)), np.zeros(N)
     power[k] = 1
-    raised = ring.raised(x, k)
-    assert (raised == ring.word_times_small(x, rlwe.transform(power))).all()
-    assert (ring.lowered(raised, k) == x).all() and (ring.lowered(x, 0) == x).all()
-    # X^N is -1.
-    minus = np.uint64(0) - x
-    assert (ring.raised(raised, N - k) == minus).all() if k else (raised == x).all()
-    over, twice = divmod(k + j, N)
-    assert (ring.raised(raised, j) == ring.raised(minus if over else x, twice)).all()
-
-
-@pytest.mark.parametrize("d", [2, 4, 64, N])
-def test_two_become_one(d: int) -> None:
-    """What step 4 of `packed.products` rests on: coefficients at multiples of d / 2."""
-    a, b = words(d, (N,)), ring.raised(words(d + 1, (N,)), d // 2)
-    actual = a + b + ring.mapped(a - b, 1 + 2 * N // d)
-    two = np.uint64(2)
-    assert (actual[::d] == two * a[::d]).all()
-    assert (actual[d // 2 :: d] == two * b[d // 2 :: d]).all()
+    divided = ring.lowered(x, k)
+    assert (ring.word_times_small(divided, rlwe.transform(power)) == x).all()
+    assert (divided[:, : N - k] == x[:, k:]).all()
 
 
 # ---- how far sums are from a wrong integer
 
 
 class Distances:
-    """Of what is rounded from the nearest integer."""
+    """Distances of what is rounded from the nearest integer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.largest = self.deviation = 0.0
@@ -253,48 +221,7 @@ class Distances:
             self.deviation = max(self.deviation, float(np.sqrt((off**2).mean())))
             return whole(z)
 
-        monkeypatch.setattr(rlwe, "whole", spy)
         monkeypatch.setattr(ring, "whole", spy)
-
-
-def party() -> PackedProducts:
-    return PackedProducts(0, Prg.from_seed(3, "own"), b"", None)  # type: ignore[arg-type]
-
-
-def multiply(of: Layout) -> None:
-    prg = Prg.from_seed(4, "margin")
-    left = of.encoded_left(prg.words((of.units, of.n, of.k)))
-    right = ring.limbs(prg.words((2, of.blocks, 2, N)), LIMB, 128)
-    party()._multiplied(left[0, :16], right, of.blocks_at_once)
-
-
-@pytest.mark.parametrize(
-    ("of", "largest", "deviation"),
-    [
-        (Layout(1, 128, 64, 128), 0.15, 0.015),  # measured: 0.08 and 0.011
-        (Layout(1, 128, 128, 64), 0.20, 0.020),  # 0.09 and 0.015
-        (Layout(1, 1, 1024, 1), 0.30, 0.040),  # 0.19 and 0.032
-        (Layout(1, 1, 2048, 1), 0.40, 0.055),  # the most at once: 0.046
-        (Layout(1, 1, 8192, 1), 0.40, 0.055),  # four sums
-    ],
-)
-def test_sums_of_products_are_far_from_a_wrong_integer(
-    of: Layout, largest: float, deviation: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For a tile, half is 33 standard deviations away; for the most words of one sum, 10."""
-    actual = Distances(monkeypatch)
-    multiply(of)
-    assert 0 < actual.largest < largest and actual.deviation < deviation
-
-
-def test_switching_is_far_from_a_wrong_integer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half is 80 standard deviations away."""
-    one, prg = party(), Prg.from_seed(5, "margin")
-    keys = prg.words((2, products._WORD_LIMBS, 2, N))
-    one._switching[64] = ring.limbs(keys, KEY_LIMB, KEY_BITS)
-    actual = Distances(monkeypatch)
-    one._switch(prg.words((16, N)), 64)
-    assert 0 < actual.largest < 0.08 and actual.deviation < 0.008  # measured: 0.04 and 0.006
 
 
 def test_small_products_are_next_to_their_integers(monkeypatch: pytest.MonkeyPatch) -> None:

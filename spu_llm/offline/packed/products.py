@@ -63,8 +63,10 @@ Gaps, stated:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -75,13 +77,13 @@ from spu_llm.core.parallel import for_each
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.offline import rlwe, versions
-from spu_llm.offline.packed import ring
+from spu_llm.offline.packed import evaluation, ring
 from spu_llm.offline.packed.layout import Layout, columns_apart
-from spu_llm.offline.packed.ring import KEY_BITS, KEY_DROP, KEY_LIMB, LIMB, N
+from spu_llm.offline.packed.ring import KEY_BITS, KEY_DROP, LIMB, N
 
 VERSION = versions.PACKED
-_WORD_LIMBS, _WIDE_LIMBS = ring.limbs_of(64), ring.limbs_of(128)
-_WORKED = 4  # polynomials worked on together: they fit the cache
+_WORD_LIMBS = ring.limbs_of(64)
+_WORKED = 4  # polynomials encrypted together: they fit the cache
 
 
 def owners(correlation: Correlation) -> list[int]:
@@ -106,10 +108,10 @@ class PackedProducts:
         self._busy = False
         self._secret: np.ndarray | None = None  # s
         self._small = np.empty(0)  # its transform
-        # Of the peer: words [2, N] of p and the key; by stride transforms [2, word limbs, limbs,
-        # N / 2] of switching keys.
+        # Of the peer: words [2, N] of p and the key; by stride what `merged` takes of the switching
+        # keys.
         self._key: np.ndarray | None = None
-        self._switching: dict[int, np.ndarray] = {}
+        self._switching: dict[int, Any] = {}
         self._sent: set[int] = set()  # strides of own switching keys
 
     def make(self, correlation: Correlation, masks: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -205,31 +207,33 @@ class PackedProducts:
             if d not in self._switching:
                 theirs = _from_key_bytes(recv_exactly(self._channel, 12 * _WORD_LIMBS * N))
                 pair = np.stack([self._switching_base(peer, d), theirs])
-                self._switching[d] = ring.limbs(pair, KEY_LIMB, KEY_BITS)
+                self._switching[d] = evaluation.switching_factor(pair)
 
     def _answer(
         self, layout: Layout, x: np.ndarray, theirs: np.ndarray, first: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return c0 [answers, N] and this party's share [answers, N packed / D] (steps 3 to 5)."""
         left = layout.encoded_left(x)
-        c = np.zeros((2, layout.answers * layout.packed, N), np.uint64)
+        pairs: list[Any] = [None] * (layout.answers * layout.packed)
         for group in range(layout.groups):
             a = self._public("a", 1 - self.rank, first + group * layout.blocks, layout.blocks)
             right = np.stack([a, theirs[group]])
-            factors = None if layout.is_scalar else ring.limbs(right, LIMB, 128)
+            factor = (
+                evaluation.words(right[:, 0]) if layout.is_scalar else evaluation.wide_factor(right)
+            )
 
-            def multiply(
-                unit: int, right: np.ndarray = right, factors: np.ndarray | None = factors
-            ) -> None:
-                if factors is None:
-                    made = ring.upper_times(right, left[unit, 0, 0, 0])
-                else:
-                    made = self._multiplied(left[unit], factors, layout.blocks_at_once)
-                at = unit * layout.pairs
-                c[:, at : at + layout.pairs] = ring.lowered(made, layout.shift(unit))
+            def multiply(at: tuple[int, int], factor: Any = factor) -> None:
+                (unit, pair), shift = at, layout.shift(at[0])
+                x = left[unit, pair]
+                pairs[unit * layout.pairs + pair] = (
+                    evaluation.scaled(factor, x[0, 0], shift)
+                    if layout.is_scalar
+                    else evaluation.multiplied(x, factor, layout.blocks_at_once, shift)
+                )
 
-            for_each(self._jobs, multiply, layout.units_of(group))
-        c = self._pack(c.reshape(2, layout.answers, layout.packed, N), layout.switches)
+            units = layout.units_of(group)
+            for_each(self._jobs, multiply, itertools.product(units, range(layout.pairs)))
+        c = np.stack(self._pack(pairs, layout), axis=1)
         # 5.
         assert self._key is not None
         secret = rlwe.transform(rlwe.ternary(self._own, layout.answers, N))
@@ -237,52 +241,28 @@ class PackedProducts:
         c0 += rlwe.noise(self._own, c0.shape).view(np.uint64)
         return c0, c1[:, :: layout.apart]
 
-    def _multiplied(self, left: np.ndarray, right: np.ndarray, at_once: int) -> np.ndarray:
-        """Return c0 and c1 of a unit, not yet divided by its power of X (step 3): words
-        [2, pairs, N] of polynomials [pairs, blocks, N] and transforms [2, blocks, limbs, N / 2].
-        Sums over `at_once` blocks are rounded together.
-        """
-        sums = np.zeros((2, len(left), N), np.uint64)
-        for i in range(0, len(left), _WORKED):
-            factors = ring.limbs(left[i : i + _WORKED], LIMB, 64)
-            for part in range(2):
-                whole = np.zeros((len(factors), _WIDE_LIMBS - 1, N), np.int64)
-                for block in range(0, left.shape[1], at_once):
-                    some = slice(block, block + at_once)
-                    whole += rlwe.whole(_products(factors[:, some], right[part, some]))
-                sums[part, i : i + _WORKED] = ring.upper(whole)
-        return sums
+    def _pack(self, pairs: list[Any], layout: Layout) -> list[Any]:
+        """Pack pairs, words [2, N] or None for zero, into one for each answer (step 4)."""
+        by_answer = [pairs[i : i + layout.packed] for i in range(0, len(pairs), layout.packed)]
+        for d in layout.switches:
+            keys, half = self._switching[d], len(by_answer[0]) // 2
+            packed: list[list[Any]] = [[None] * half for _ in by_answer]
 
-    def _pack(self, c: np.ndarray, strides: Sequence[int]) -> np.ndarray:
-        """Pack the pairs of each answer into one (step 4): words [2, answers, N] of pairs
-        [2, answers, packed, N].
-        """
-        for d in strides:
-            first, second = np.split(c, 2, axis=2)
-            second = ring.raised(second, d // 2)
-            turned = ring.mapped(first - second, 1 + 2 * N // d)
-            c = first + second
-            c[1] += turned[1]
-            flat, sums = turned[0].reshape(-1, N), c.reshape(2, -1, N)
-
-            def switch(
-                rows: slice, flat: np.ndarray = flat, sums: np.ndarray = sums, d: int = d
+            def merge(
+                at: tuple[int, int],
+                before: list[list[Any]] = by_answer,
+                after: list[list[Any]] = packed,
+                keys: Any = keys,
+                d: int = d,
             ) -> None:
-                sums[:, rows] += self._switch(flat[rows], d)
+                answer, i = at
+                first, second = before[answer][i], before[answer][i + len(after[answer])]
+                if first is not None:
+                    after[answer][i] = evaluation.merged(first, second, keys, d)
 
-            for_each(self._jobs, switch, _slices(len(flat)))
-        return c[:, :, 0]
-
-    def _switch(self, c0: np.ndarray, d: int) -> np.ndarray:
-        """Return a pair under s for c0 [rows, N] under s(X^(1 + 2N/d)): words [2, rows, N]."""
-        factors, keys = ring.limbs(c0, LIMB, 64), self._switching[d]
-        switched = np.empty((2, *c0.shape), np.uint64)
-        for part in range(2):
-            sums = factors[:, 0, None] * keys[part, 0]
-            for limb in range(1, _WORD_LIMBS):
-                sums += factors[:, limb, None] * keys[part, limb]
-            switched[part] = ring.switched(rlwe.whole(sums))
-        return switched
+            for_each(self._jobs, merge, itertools.product(range(len(packed)), range(half)))
+            by_answer = packed
+        return [one for (one,) in by_answer]
 
     # ---- what both know
 
@@ -309,19 +289,6 @@ class PackedProducts:
 def _slices(count: int) -> Iterator[slice]:
     """Return slices of rows that are worked on together."""
     return (slice(i, i + _WORKED) for i in range(0, count, _WORKED))
-
-
-def _products(factors: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return sums over blocks of products of limbs, by weight from 2^22 on: transforms
-    [rows, 5, N / 2] of [rows, blocks, word limbs, N / 2] and [blocks, limbs, N / 2]. The product of
-    the lowest limbs is below what is rounded in the end.
-    """
-    sums = np.zeros((len(factors), _WIDE_LIMBS - 1, N // 2), np.complex128)
-    for block, limbs in enumerate(right):
-        sums += factors[:, block, 0, None] * limbs[1:]
-        for j in range(1, _WORD_LIMBS):
-            sums[:, j - 1 :] += factors[:, block, j, None] * limbs[: _WIDE_LIMBS - j]
-    return sums
 
 
 def _key_bytes(keys: np.ndarray) -> bytes:

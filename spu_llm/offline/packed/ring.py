@@ -79,26 +79,6 @@ def wide(sums: np.ndarray) -> np.ndarray:
     return np.stack([low, high | top << np.uint64(46)], axis=-2)
 
 
-def upper(sums: np.ndarray) -> np.ndarray:
-    """Return the sum of 2^(22 + 22 i) sums_i, modulo 2^128, over 2^64, rounded: words [..., N] of
-    int64 [..., 5, N].
-    """
-    carry = sums[..., 1, :] + (sums[..., 0, :] >> np.int64(LIMB)) + np.int64(1 << 19)
-    rounded = (carry >> np.int64(20)) + (sums[..., 2, :] << np.int64(2))
-    rounded += (sums[..., 3, :] << np.int64(24)) + (sums[..., 4, :] << np.int64(46))
-    return rounded.view(np.uint64)
-
-
-def switched(sums: np.ndarray) -> np.ndarray:
-    """Return the sum of 2^(18 i) sums_i, modulo 2^90, over 2^26, rounded: words [..., N] of int64
-    [..., 5, N].
-    """
-    low = (sums[..., 0, :] >> np.int64(8)) + (sums[..., 1, :] << np.int64(10)) + np.int64(1 << 17)
-    rounded = (low >> np.int64(18)) + (sums[..., 2, :] << np.int64(10))
-    rounded += (sums[..., 3, :] << np.int64(28)) + (sums[..., 4, :] << np.int64(46))
-    return rounded.view(np.uint64)
-
-
 def times_small(x: np.ndarray, small: np.ndarray, plus: np.ndarray) -> np.ndarray:
     """Return x small + plus modulo 2^128, exact: words [..., 2, N] of x [..., 2, N], the transform
     [N / 2] of a polynomial of coefficients in {-1, 0, 1}, and int64 [..., N].
@@ -120,7 +100,9 @@ def word_times_small(x: np.ndarray, small: np.ndarray) -> np.ndarray:
 
 
 def upper_times(x: np.ndarray, word: np.uint64) -> np.ndarray:
-    """Return x word, modulo 2^128, over 2^64, rounded: words [..., N] of x [..., 2, N]."""
+    """Return x word, modulo 2^128, over 2^64, rounded: words [..., N] of x [..., 2, N], of NumPy or
+    of JAX.
+    """
     half, ones = np.uint64(32), np.uint64(0xFFFFFFFF)
     low, high = x[..., 0, :] & ones, x[..., 0, :] >> half
     word_low, word_high = word & ones, word >> half
@@ -166,8 +148,3 @@ def mapped(x: np.ndarray, k: int) -> np.ndarray:
 def lowered(x: np.ndarray, k: int) -> np.ndarray:
     """Return x X^-k for 0 <= k < N: words [..., N]."""
     return np.concatenate([x[..., k:], np.uint64(0) - x[..., :k]], axis=-1)
-
-
-def raised(x: np.ndarray, k: int) -> np.ndarray:
-    """Return x X^k for 0 <= k < N: words [..., N]."""
-    return np.concatenate([np.uint64(0) - x[..., N - k :], x[..., : N - k]], axis=-1)
