@@ -3,7 +3,7 @@
 A correlation is random words (*masks*) of the two parties and a function of them, whose *results*
 come out shared. As a rule the masks are drawn by their holders alone, from keyed streams of their
 own; the function runs inside SPU, or as a protocol of its own where `fixed` or `matrices` is given.
-Where `by_transfers` is given, masks and results both come out of random oblivious transfers. A
+Where `by_transfers` or `by_slots` is given, masks and results both come out of a protocol. A
 protocol later uses each unit once, to hide what it sends.
 
     product triple:   masks a, b (both shared)             results a * b
@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from spu_llm.core import field
 from spu_llm.core.integers import Factor
 from spu_llm.core.prg import Prg
+from spu_llm.core.slots import Slots
 from spu_llm.core.transfers import Transfers
 from spu_llm.core.values import CLIENT, Owner, as_words
 
@@ -34,6 +36,7 @@ class Form(enum.Enum):
     ARITH = "arith"  # additive shares mod 2^64
     BOOL = "bool"  # xor shares of 64 independent bits
     BIT = "bit"  # xor shares of one bit, the word's lowest
+    FIELD = "field"  # additive shares modulo the prime of `spu_llm.core.field`
     PRIVATE = "private"  # one party's own words
 
 
@@ -78,6 +81,8 @@ class Correlation:
         transfers, at both parties at the same time, in place of SPU.
     transfers: random transfers that a unit takes: those in which the client chooses, and those in
         which the provider does; on average, since roles may alternate.
+    by_slots(slots, units) -> masks and results: makes units from products of random elements of
+        the field, at both parties at the same time, in place of SPU.
     chunk: units made at once; bounds memory.
     """
 
@@ -91,7 +96,13 @@ class Correlation:
     matrices: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None
     by_transfers: Callable[[Transfers, int], Correlations] | None = None
     transfers: tuple[float, float] = (0.0, 0.0)
+    by_slots: Callable[[Slots, int], Correlations] | None = None
     chunk: int = 8192
+
+    @property
+    def masks_come_out(self) -> bool:
+        """Return whether masks come out of what makes the correlation, and are not drawn first."""
+        return self.by_transfers is not None or self.by_slots is not None
 
     def input_parts(self) -> tuple[Part, ...]:
         return self.inputs or self.masks
@@ -100,7 +111,7 @@ class Correlation:
         """Return what a party keeps of a unit: its results, and before them its masks where no key
         gives them again.
         """
-        if self.by_transfers is None:
+        if not self.masks_come_out:
             return self.results
         return (*(part for part in self.masks if part.is_held_by(rank)), *self.results)
 
@@ -113,13 +124,13 @@ class Correlation:
         drawn = []
         for part in self.masks:
             shape = (units, *part.shape)
-            words = prg.words(shape) if part.is_held_by(rank) else np.zeros(shape, np.uint64)
-            drawn.append(words & np.uint64(1) if part.form is Form.BIT else words)
+            is_held = part.is_held_by(rank)
+            drawn.append(uniform(part, prg, units) if is_held else np.zeros(shape, np.uint64))
         return drawn
 
     def stored(self, rank: int, made: Correlations) -> list[np.ndarray]:
         """Return the arrays of `made` that a party keeps."""
-        if self.by_transfers is None:
+        if not self.masks_come_out:
             return made.results
         masks = zip(self.masks, made.masks, strict=True)
         return [*(words for part, words in masks if part.is_held_by(rank)), *made.results]
@@ -129,7 +140,7 @@ class Correlation:
         they are not kept.
         """
         arrays = iter(split(self.stored_parts(rank), stored))
-        if self.by_transfers is None:
+        if not self.masks_come_out:
             return Correlations(self.draw(rank, prg, len(stored)), list(arrays))
         masks = [
             next(arrays)
@@ -138,6 +149,23 @@ class Correlation:
             for part in self.masks
         ]
         return Correlations(masks, list(arrays))
+
+
+def uniform(part: Part, prg: Prg, units: int) -> np.ndarray:
+    """Draw uniform words [units, *shape] of a part's form."""
+    shape = (units, *part.shape)
+    if part.form is Form.FIELD:
+        return field.uniform(prg, shape)
+    words = prg.words(shape)
+    return words & np.uint64(1) if part.form is Form.BIT else words
+
+
+def together(part: Part, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Compute the plain words of which the parties hold these shares as masks."""
+    if part.form is Form.FIELD:
+        return field.added(field.reduced(a), field.reduced(b))
+    plain: np.ndarray = a ^ b if part.form in (Form.BOOL, Form.BIT) else a + b
+    return plain
 
 
 def split(parts: Sequence[Part], words: np.ndarray) -> list[np.ndarray]:
@@ -198,7 +226,12 @@ def deal(
 ) -> list[list[np.ndarray]]:
     """Compute both parties' results for their masks, as an all-seeing dealer: for tests only."""
     units = len(shares[CLIENT][0])
-    client = [sharing.words((units, *part.shape)) for part in correlation.results]
+    client = [
+        uniform(part, sharing, units)
+        if part.form is Form.FIELD
+        else sharing.words((units, *part.shape))
+        for part in correlation.results
+    ]
     return [client, others_results(correlation, shares, client, fixed)]
 
 
@@ -209,12 +242,16 @@ def others_results(
     fixed: Factor | None = None,
 ) -> list[np.ndarray]:
     """Compute a party's results from the masks' shares and the peer's results: for tests only."""
-    masks = [
-        a ^ b if part.form in (Form.BOOL, Form.BIT) else a + b
-        for part, a, b in zip(correlation.masks, *shares, strict=True)
-    ]
+    masks = [together(part, a, b) for part, a, b in zip(correlation.masks, *shares, strict=True)]
     plain = evaluate(correlation, masks, fixed)
     return [
-        x ^ y if part.form is Form.BOOL else x - y
-        for part, x, y in zip(correlation.results, plain, results, strict=True)
+        _rest(part, x, y) for part, x, y in zip(correlation.results, plain, results, strict=True)
     ]
+
+
+def _rest(part: Part, plain: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Compute the other share of a result."""
+    if part.form is Form.FIELD:
+        return field.subtracted(plain, field.reduced(share))
+    rest: np.ndarray = plain ^ share if part.form is Form.BOOL else plain - share
+    return rest

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from spu_llm.core import field
 from spu_llm.core.channel import Channel, recv_exactly
 from spu_llm.core.correlation import Correlation, Correlations
+from spu_llm.core.errors import WireError
 from spu_llm.core.integers import Factor
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import Owner, Private, Public, Value
+from spu_llm.core.values import Owner, Private, Public, Value, from_bytes, to_bytes
 
 
 class Source(Protocol):
@@ -39,7 +42,7 @@ class Party:
     frac_bits: int
     supply: Source
     common: Prg
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger = dataclasses.field(default_factory=Ledger)
 
     def take(
         self, correlation: Correlation, units: int, fixed: Factor | None = None
@@ -67,6 +70,20 @@ class Party:
     def recv(self, shape: tuple[int, ...]) -> np.ndarray:
         """Receive ring words of a known shape; WireError when the size differs."""
         return self.recv_bytes((8 * math.prod(shape),)).view(np.uint64).reshape(shape)
+
+    def send_field(self, elements: np.ndarray) -> None:
+        """Send masked elements of the field (`spu_llm.core.field`)."""
+        self.send_bytes(to_bytes(elements, field.BITS))
+
+    def recv_field(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Receive elements of the field of a known shape; WireError when the size differs, or one
+        is no element.
+        """
+        data = self.recv_bytes((field.BITS // 8 * math.prod(shape),))
+        elements = from_bytes(data, field.BITS).reshape(shape)
+        if (elements >= np.uint64(field.P)).any():
+            raise WireError("expected elements of the field, received larger words; session ends")
+        return elements
 
     def open(self, value: Value, to: Owner, label: str) -> Public | Private:
         """Open `value` to `to` through the ledger."""

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from spu_llm.core import field
 from spu_llm.core.channel import MemoryChannel
-from spu_llm.core.correlation import Correlation, Correlations
+from spu_llm.core.correlation import Correlation, Correlations, Form, uniform
 from spu_llm.core.integers import Factor
 from spu_llm.core.op import View
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
-from spu_llm.core.values import Arith, Bool, Value, low_bits
+from spu_llm.core.values import Arith, Bool, Value, from_bytes, low_bits, to_bytes
 
 
 class _Nothing:
@@ -71,7 +72,13 @@ class SimulatedParty(Party):
     ) -> Correlations:
         def fresh() -> list[np.ndarray]:
             masks = correlation.draw(self.rank, self.own, units)
-            return masks + [self.own.words((units, *p.shape)) for p in correlation.results]
+            results = [
+                uniform(p, self.own, units)
+                if p.form is Form.FIELD
+                else self.own.words((units, *p.shape))
+                for p in correlation.results
+            ]
+            return masks + results
 
         masks = len(correlation.masks)
         taken = self.drawn.take(masks + len(correlation.results), fresh)
@@ -94,6 +101,10 @@ class SimulatedParty(Party):
             return words.view(np.uint8)[:count].reshape(shape)
 
         return self.incoming.take_one(uniform)
+
+    def recv_field(self, shape: tuple[int, ...]) -> np.ndarray:
+        data = self.incoming.take_one(lambda: to_bytes(field.uniform(self.own, shape), field.BITS))
+        return from_bytes(data, field.BITS).reshape(shape)
 
 
 class _Recorded(Prg):

@@ -186,7 +186,7 @@ class Pool:
         step = slice_units(units)
         slices = [(start, min(start + step, units)) for start in range(0, units, step)]
         masks: list[np.ndarray] = []
-        if correlation.by_transfers is None:
+        if not correlation.masks_come_out:
             drawn, at = [], key
             for start, stop in slices:
                 drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))

@@ -6,3 +6,4 @@ Apart from the protocols, so that whoever only states them need not load what th
 SILENT = "spu-llm silent product 1"
 PACKED = "spu-llm packed product 2"
 TRANSFERS = "spu-llm random transfers 1"
+SLOTS = "spu-llm products in slots 1"

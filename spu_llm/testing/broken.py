@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from spu_llm.core import field
 from spu_llm.core.channel import Channel, SealedChannel
 from spu_llm.core.correlation import Correlation, Correlations, Form
 from spu_llm.core.integers import Factor
@@ -72,7 +73,7 @@ class ThinMask(BrokenParty):
             thin[..., 0] = 0
         elif form is Form.BIT:
             thin[::2] = 0
-        else:
+        else:  # elements of the field stay elements
             thin &= ~np.uint64(1 << 30 | 1 << 4)
         return thin
 
@@ -82,11 +83,12 @@ class KnownMask(BrokenParty):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.known: set[tuple[tuple[int, ...], bool]] = set()  # shapes of masks, and if bits
+        self.known: set[tuple[tuple[int, ...], int]] = set()  # shapes of masks, and their bits
 
     def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
-        self.known.add((words.shape, form is Form.BIT))
-        return leaked_words(words.shape, form is Form.BIT)
+        bits = {Form.BIT: 1, Form.FIELD: field.BITS}.get(form, 64)
+        self.known.add((words.shape, bits))
+        return leaked_words(words.shape, bits)
 
 
 MASK_TWINS: dict[str, type[Party]] = {

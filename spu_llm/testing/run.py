@@ -151,11 +151,11 @@ class _DealtHalf:
         return correlations
 
 
-def leaked_words(shape: tuple[int, ...], bits: bool) -> np.ndarray:
-    """Return words, or single bits, of a stream that the peer has, too."""
+def leaked_words(shape: tuple[int, ...], bits: int) -> np.ndarray:
+    """Return words of so many bits of a stream that the peer has, too."""
     with _code_of(an_op=False):
         words = Prg.from_seed(0, "known to both parties").words(shape)
-    return words & np.uint64(1) if bits else words
+    return low_bits(words, bits)
 
 
 # ---- streams that an op makes

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import bdtr, chdtrc, ndtr  # the tails of scipy.stats, without its checks
 
+from spu_llm.core import field
 from spu_llm.core.op import ProtocolOp, View
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
@@ -108,8 +109,7 @@ def _ideal(view: View) -> View:
     prg = Prg.from_os()
 
     def words(like: np.ndarray) -> np.ndarray:
-        made = prg.words(like.shape)
-        return made & np.uint64(1) if like.max() <= 1 else made
+        return low_bits(prg.words(like.shape), _bits_of(like))
 
     def message(like: np.ndarray) -> np.ndarray:
         return prg.words(((like.nbytes + 7) // 8,)).view(np.uint8)[: like.nbytes]
@@ -355,7 +355,9 @@ def _own_rows(words: np.ndarray, must: bool = True) -> list[list[Column]]:
     if words.size % ROWS == 0:
         axis = words.shape.index(ROWS) if ROWS in words.shape else 0
         rows = np.moveaxis(words, axis, 0).reshape(ROWS, -1)
-        return [_bit_columns(rows.T.astype(np.uint8)) if rows.max() <= 1 else _word_columns(rows)]
+        if rows.max() <= 1:
+            return [_bit_columns(rows.T.astype(np.uint8))]
+        return [_word_columns(rows, _bits_of(rows))]
     for values in range(1, _MAX_VALUES):
         groups = -(-values * ROWS // 64)
         if len(words) % groups == 0:
@@ -364,6 +366,13 @@ def _own_rows(words: np.ndarray, must: bool = True) -> list[list[Column]]:
     if not must:
         return []  # of no row, such as a key
     raise AssertionError(f"own words of shape {words.shape} cannot be read row by row")
+
+
+def _bits_of(words: np.ndarray) -> int:
+    """Return the bits that many words of one form have: single ones, elements of the field, or
+    whole words.
+    """
+    return next(bits for bits in (1, field.BITS, 64) if words.max() < 1 << bits)
 
 
 def _of_planes(planes: np.ndarray, values: int) -> list[Column]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.core.correlation import Correlation, Correlations, Form, evaluate
+from spu_llm.core.correlation import Correlation, Correlations, Form, evaluate, together
 from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
@@ -141,14 +141,14 @@ def _check_units(correlation: Correlation, recorded: Json) -> None:
         assert kinds == parts, f"{correlation.name} has {name} {parts}, recorded {kinds}"
     both = [correlations_of(recorded, rank) for rank in (CLIENT, PROVIDER)]
     masks = [
-        a ^ b if part.form in (Form.BOOL, Form.BIT) else a + b
+        together(part, a, b)
         for part, a, b in zip(correlation.masks, both[0].masks, both[1].masks, strict=True)
     ]
     wanted = evaluate(correlation, masks, fixed_of(recorded))
     for part, a, b, plain in zip(
         correlation.results, both[0].results, both[1].results, wanted, strict=True
     ):
-        actual = a ^ b if part.form is Form.BOOL else a + b
+        actual = a ^ b if part.form is Form.BOOL else together(part, a, b)
         assert np.array_equal(actual, plain), f"{correlation.name}: results are not of its masks"
 
 

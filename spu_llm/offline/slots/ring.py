@@ -1,0 +1,243 @@
+"""Polynomials modulo X^N + 1 and p q_1 q_2 q_3, by their residues: what products in slots are made
+of (`spu_llm.offline.slots.products`). Compiled by XLA.
+
+All four primes are 1 modulo 2 N, so that X^N + 1 has N roots modulo each, and a polynomial is its
+values there, its *slots*: the number-theoretic transform. Sums and products are slot by slot. The
+order of the slots is the transform's own. Residues are uint64 [..., 4, N] below their primes, p's
+first.
+
+Products of residues below 2^48 are taken with the quotient of doubles, rounded, which is off by
+less than 2^-3, and words that wrap around: what is left is between -q and q, exactly.
+
+Parameters: N = 8192, log q = 168, uniform ternary secrets, centred binomial noise of standard
+deviation 3.24. The homomorphic encryption standard (homomorphicencryption.org, 2018, table 1:
+ternary secret, sigma = 3.2) allows N = 8192 a log q of 218 for 128 bits of classical security.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import enable_x64
+
+from spu_llm.core.field import P
+from spu_llm.core.prg import Prg
+
+N = 8192
+MODULI = (0xFFFFFDC001, 0xFFFFF4C001, 0xFFFFF3C001)  # q_1 to q_3, 40 bits each
+MODULUS_BITS = 40
+PRIMES = (P, *MODULI)
+DELTA = MODULI[0] * MODULI[1] * MODULI[2]
+
+_ROWS, _COLUMNS = 64, 128  # of a polynomial's coefficients: transforms along one, then the other
+_PRIMES = np.array(PRIMES, np.int64)[:, None]
+
+
+# ---- residues
+
+
+def uniform(prg: Prg, prime: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw uniform residues, by rejection."""
+    drop = np.uint64(64 - prime.bit_length())
+    drawn = prg.words(shape) >> drop
+    while (again := drawn >= np.uint64(prime)).any():
+        drawn = np.where(again, prg.words(shape) >> drop, drawn)
+    return drawn
+
+
+def residues(x: np.ndarray) -> np.ndarray:
+    """Return integers (int64 [..., N]) modulo every prime."""
+    return np.asarray(x[..., None, :] % _PRIMES).view(np.uint64)
+
+
+def wide_residues(high: np.ndarray, low: np.ndarray, low_bits: int) -> np.ndarray:
+    """Return high 2^low_bits + low modulo every prime, of words [N] below 2^58: residues [4, N]."""
+    weights = np.array([(1 << low_bits) % q for q in PRIMES], np.uint64)[:, None]
+    upper, lower = residues(high.view(np.int64)), residues(low.view(np.int64))
+    return plus_product(lower, upper, np.broadcast_to(weights, upper.shape))
+
+
+def plus_product(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Return x + y z, slot by slot: residues [4, N]."""
+    with enable_x64():
+        return np.asarray(_plus_product(x, y, z, _PRIMES))
+
+
+def plus(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return x + y: residues [..., 4, N]."""
+    total, primes = x + y, _PRIMES.view(np.uint64)
+    return np.asarray(np.minimum(total, total - primes))
+
+
+def _mod(x: Any, q: Any) -> Any:
+    """Return x from -q to q as a residue."""
+    return jnp.where(x < 0, x + q, jnp.where(x >= q, x - q, x))
+
+
+def _product(a: Any, b: Any, q: Any) -> Any:
+    """Return a b modulo q, of int64 between -q and q."""
+    quotient = jnp.rint(a * 1.0 * b * (1.0 / q))
+    return _mod(a * b - quotient.astype(jnp.int64) * q, q)
+
+
+@jax.jit
+def _plus_product(x: Any, y: Any, z: Any, q: Any) -> Any:
+    x, y, z = (a.astype(jnp.int64) for a in (x, y, z))
+    return _mod(x + _product(y, z, q), q).astype(jnp.uint64)
+
+
+# ---- transforms, modulo one prime
+
+
+@dataclass(frozen=True)
+class _Transform:
+    """Powers of a root modulo q, by which a transform multiplies, and by which it is undone: before
+    it, at each step along rows and columns, and in between.
+    """
+
+    q: int
+    there: tuple[Any, ...]
+    back: tuple[Any, ...]
+
+
+@functools.cache
+def _transform(prime: int) -> _Transform:
+    candidates = (pow(g, (prime - 1) // (2 * N), prime) for g in range(2, 1000))
+    root = next(r for r in candidates if pow(r, N, prime) == prime - 1)
+
+    def factors(base: int, scale: int) -> tuple[Any, ...]:
+        powers = [scale]
+        for _ in range(2 * N - 1):
+            powers.append(powers[-1] * base % prime)
+        scaled = np.array(powers, np.int64)
+        plain = np.array([x * pow(scale, -1, prime) % prime for x in powers], np.int64)
+        place = np.arange(N).reshape(_ROWS, _COLUMNS)
+        rows = np.array([int(f"{i:0{_ROWS.bit_length() - 1}b}"[::-1], 2) for i in range(_ROWS)])
+        between = plain[2 * rows[:, None] * np.arange(_COLUMNS) % (2 * N)]
+        steps = [
+            [plain[np.arange(half) * (N // half)] for half in _halves(size)]
+            for size in (_ROWS, _COLUMNS)
+        ]
+        with enable_x64():
+            tables: tuple[Any, ...] = jax.tree.map(
+                jnp.asarray, (scaled[place], steps[0], between, steps[1])
+            )
+        return tables
+
+    inverse = pow(root, -1, prime)
+    return _Transform(prime, factors(root, 1), factors(inverse, pow(N, -1, prime)))
+
+
+def _halves(size: int) -> list[int]:
+    return [size >> i for i in range(1, size.bit_length())]
+
+
+def _along(x: Any, steps: Sequence[Any], q: Any, *, back: bool) -> Any:
+    """Transform x [size, others] along its first axis, by halves; `back`: undo it, up to a factor
+    `size`.
+    """
+    shape = x.shape
+    for factors in reversed(steps) if back else steps:
+        half = len(factors)
+        x = x.reshape(shape[0] // (2 * half), 2, half, shape[1])
+        a, b = x[:, 0], x[:, 1]
+        w = factors[:, None]
+        if back:
+            b = _product(b, w, q)
+            pair = [_mod(a + b, q), _mod(a - b, q)]
+        else:
+            pair = [_mod(a + b, q), _product(a - b, w, q)]
+        x = jnp.stack(pair, axis=1).reshape(shape)
+    return x
+
+
+@jax.jit
+def _forward(x: Any, tables: tuple[Any, ...], q: Any) -> Any:
+    twist, rows, between, columns = tables
+    x = _product(x.astype(jnp.int64).reshape(_ROWS, _COLUMNS), twist, q)
+    x = _along(x, rows, q, back=False)
+    x = _along(_product(x, between, q).T, columns, q, back=False)
+    return x.reshape(N).astype(jnp.uint64)
+
+
+@jax.jit
+def _backward(x: Any, tables: tuple[Any, ...], q: Any) -> Any:
+    twist, rows, between, columns = tables
+    x = _along(x.astype(jnp.int64).reshape(_COLUMNS, _ROWS), columns, q, back=True).T
+    x = _along(_product(x, between, q), rows, q, back=True)
+    return _product(x, twist, q).reshape(N).astype(jnp.uint64)
+
+
+def slots_modulo(prime: int, x: np.ndarray) -> np.ndarray:
+    """Return the slots modulo a prime of a polynomial, residues [N]."""
+    of = _transform(prime)
+    with enable_x64():
+        return np.asarray(_forward(x, of.there, of.q))
+
+
+def polynomial_modulo(prime: int, x: np.ndarray) -> np.ndarray:
+    """Return the coefficients of slots modulo a prime, residues [N]."""
+    of = _transform(prime)
+    with enable_x64():
+        return np.asarray(_backward(x, of.back, of.q))
+
+
+def slots(x: np.ndarray) -> np.ndarray:
+    """Return the slots of polynomials, residues [..., 4, N]."""
+    return _each(slots_modulo, x)
+
+
+def polynomials(x: np.ndarray) -> np.ndarray:
+    """Return the coefficients of slots, residues [..., 4, N]."""
+    return _each(polynomial_modulo, x)
+
+
+def _each(of: Callable[[int, np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    made = np.empty_like(x)
+    for at in np.ndindex(x.shape[:-1]):
+        made[at] = of(PRIMES[at[-1]], x[at])
+    return made
+
+
+def lifted(v: np.ndarray) -> np.ndarray:
+    """Return the slots, residues [4, N], of the polynomial with coefficients between -p/2 and p/2
+    that has slots v [N] modulo p.
+    """
+    coefficients = polynomial_modulo(P, v).view(np.int64)
+    centred = np.where(coefficients > P // 2, coefficients - P, coefficients)
+    others = [slots_modulo(q, (centred % q).view(np.uint64)) for q in MODULI]
+    return np.stack([v, *others])
+
+
+# ---- over Delta
+
+
+def over_delta(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return x / Delta of residues x [4, N], rounded to `bits` bits after the point: whole elements
+    [N] modulo p, and the fraction times 2^bits, int64.
+    """
+    with enable_x64():
+        whole, fraction = _over_delta(x, 1 << bits)
+        return np.asarray(whole), np.asarray(fraction)
+
+
+@jax.jit
+def _over_delta(x: Any, unit: Any) -> tuple[Any, Any]:
+    q_1, q_2, q_3 = MODULI
+    x_p, x_1, x_2, x_3 = x.astype(jnp.int64)
+    # x modulo Delta is x_1 + q_1 (l_2 + q_2 l_3).
+    l_2 = _product(_mod(x_2 - x_1 % q_2, q_2), pow(q_1, -1, q_2), q_2)
+    below = _mod(x_1 % q_3 + _product(l_2 % q_3, q_1 % q_3, q_3), q_3)
+    l_3 = _product(_mod(x_3 - below, q_3), pow(q_1 * q_2, -1, q_3), q_3)
+    rest = _mod(_product(_mod(_product(l_3, q_2, P) + l_2, P), q_1, P) + x_1, P)
+    whole = _product(_mod(x_p - rest, P), pow(DELTA, -1, P), P)
+    fraction = (l_3 + (l_2 + x_1 / q_1) / q_2) / q_3
+    parts = jnp.rint(fraction * unit).astype(jnp.int64)
+    carry = (parts == unit).astype(jnp.int64)
+    return _mod(whole + carry, P).astype(jnp.uint64), parts & (unit - 1)
