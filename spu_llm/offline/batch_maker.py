@@ -16,25 +16,27 @@ from spu_llm.core.meter import Meter
 from spu_llm.offline.ot.base import BySpu
 from spu_llm.offline.ot.transfers import EXTENSION, RandomTransfers
 from spu_llm.offline.packed.products import PackedProducts
+from spu_llm.offline.slots.products import SlotProducts
 
 
 class BatchMaker:
-    """This party's half: packed products, random transfers, and SPU for everything else, metered as
-    offline wherever it falls. Used by the thread that it is made in, and by one that says so
-    (`in_this_thread`).
+    """This party's half: packed products, products in slots, random transfers, and SPU for all else,
+    metered as offline wherever it falls. Used by the thread that it is made in, and by one that says
+    so (`in_this_thread`).
     """
 
     def __init__(
         self,
         packed: PackedProducts,
         transfers: RandomTransfers,
+        slots: SlotProducts,
         channel: CountingChannel,
         by_spu: BySpu,
         meter: Meter,
     ) -> None:
-        """Take `channel`, which packed products and transfers send on."""
-        self._packed, self._transfers, self._channel = packed, transfers, channel
-        self._by_spu, self._meter = by_spu, meter
+        """Take `channel`, which all but SPU sends on."""
+        self._packed, self._transfers, self._slots = packed, transfers, slots
+        self._channel, self._by_spu, self._meter = channel, by_spu, meter
         self._threads = {threading.get_ident()}
 
     def __call__(self, correlation: Correlation, masks: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -50,6 +52,10 @@ class BatchMaker:
             if correlation.by_transfers is not None:
                 made = correlation.by_transfers(self._transfers, correlation.chunk)
                 kept = correlation.stored(self._transfers.rank, made)
+                traffic = self._channel.traffic.since(before)
+            elif correlation.by_slots is not None:
+                made = correlation.by_slots(self._slots, correlation.chunk)
+                kept = correlation.stored(self._slots.rank, made)
                 traffic = self._channel.traffic.since(before)
             elif correlation.matrices is not None:
                 kept = self._packed.make(correlation, masks)

@@ -43,6 +43,7 @@ from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.preprocessing import Preprocessing
 from spu_llm.offline.silent.products import Receiving, SilentProducts
+from spu_llm.offline.slots.products import SlotProducts
 from spu_llm.offline.stock import Budget, room_in
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.executor import Executor, check_owner
@@ -164,7 +165,12 @@ class PartySession:
             self._correlations,
             self._maker.make,
         )
-        maker = BatchMaker(packed, transfers, self._correlations, self._maker.make, self.meter)
+        slots = SlotProducts(
+            self.rank, own.child("slots"), _derived(b"slots", key), self._correlations
+        )
+        maker = BatchMaker(
+            packed, transfers, slots, self._correlations, self._maker.make, self.meter
+        )
         pool = Pool(
             self.rank,
             own,

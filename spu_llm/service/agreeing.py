@@ -66,6 +66,7 @@ def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
         "silent": versions.SILENT,
         "packed": versions.PACKED,
         "transfers": versions.TRANSFERS,
+        "slots": versions.SLOTS,
         "jax.version": version("jax"),
         "network": network,
         **SpuConfig().manifest(),

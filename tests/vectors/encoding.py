@@ -36,7 +36,7 @@ def version_line() -> str:
     """Return the version of all protocols, and a digest of all vectors, of the exact figures of
     steps and of the versions of what is prepared without SPU, as the file VERSION has them.
     """
-    prepared = ", ".join([versions.SILENT, versions.PACKED, versions.TRANSFERS])
+    prepared = ", ".join([versions.SILENT, versions.PACKED, versions.TRANSFERS, versions.SLOTS])
     content = hashlib.sha256(prepared.encode())
     content.update(json.dumps(saved.load("exact"), sort_keys=True).encode())
     for path in files():
