@@ -245,6 +245,7 @@ def bounds(block: FoldedBlock, config: GPT2Config) -> Bounds:
         per_length=proj.largest_product(1.0),
         # Weights of attention are up to one each until they are normalised.
         product=reach * (config.n_positions + MORE_ROWS),
+        gated=0.0,
         value=reach,
     )
 

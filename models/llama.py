@@ -306,10 +306,8 @@ def bounds(block: FoldedBlock, config: LlamaConfig) -> Bounds:
         inner=gated_down.largest_product(up.longest(d) ** 2),
         per_length=down.largest_product(1.0),
         # Weights of attention are up to one each until they are normalised.
-        product=max(
-            reach * (config.max_position_embeddings + MORE_ROWS),
-            float(np.max(gates * up.largest_entries(d))),
-        ),
+        product=reach * (config.max_position_embeddings + MORE_ROWS),
+        gated=float(np.max(gates * up.largest_entries(d))),
         value=reach,
     )
 

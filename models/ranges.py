@@ -28,7 +28,8 @@ import numpy as np
 
 from protocols.arithmetic.product import LIFT
 from protocols.arithmetic.projection import GAP
-from protocols.functions.layers import LOOK_UP_LIFT
+from protocols.functions.aggregation import LARGEST_VALUE
+from protocols.functions.layers import LARGEST_GATED, LOOK_UP_LIFT
 from protocols.functions.nonlinear import LARGEST_ACTIVATION, LARGEST_SCORE, NORM_HIGH, NORM_LOW
 from protocols.verification.distribution import SPREAD
 from spu_llm.core.errors import InputError
@@ -38,7 +39,6 @@ LARGEST_SPREAD = 2.0**12  # comparisons of logits have 31 bits at temperature 1
 LARGEST_PRODUCT = 2.0**24  # of words that have 36 fraction bits before a truncation
 LARGEST_LINEAR = 2.0 ** (25 - LIFT)  # of a layer's, which has LIFT more
 LARGEST_ENTRY = 2.0 ** (25 - LOOK_UP_LIFT)  # of a table
-LARGEST_VALUE = 2.0**17  # of attention: its rows have 44 fraction bits before they are normalised
 LARGEST_INNER = 2.0**13  # lengths that projections tell
 SLACK = 1.01  # functions on shares are approximate: norms are off by 0.001,
 _ROUNDING = 2.0**-18  # and words by a unit
@@ -112,6 +112,7 @@ class Bounds(NamedTuple):
     inner: float
     per_length: float
     product: float
+    gated: float
     value: float
 
     def added(self, longest_inner: float) -> float:
@@ -155,6 +156,7 @@ def check_blocks(of_blocks: Sequence[Bounds], config: Ranges) -> None:
             (bounds.linear, LARGEST_LINEAR),
             (bounds.added(longest), LARGEST_LINEAR),
             (bounds.product, LARGEST_PRODUCT),
+            (bounds.gated, LARGEST_GATED),
             (bounds.value, LARGEST_VALUE),
         )
         for name, bound, chosen, most in (

@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from protocols.arithmetic.cached import times_columns, times_rows
+from protocols.arithmetic.field_product import field_scale_rows
 from protocols.arithmetic.narrow import FRAC_BITS
-from protocols.arithmetic.product import multiply, scale_rows
+from protocols.arithmetic.product import multiply
 from protocols.functions.exponential import COARSE, exponentials_below
 from protocols.functions.maximum import maximum
 from protocols.functions.nonlinear import (
@@ -37,6 +38,7 @@ from protocols.functions.nonlinear import (
     score_bits,
     softmax_weights,
 )
+from protocols.functions.piecewise import Untruncated
 
 
 class OwnedBlock(NamedTuple):
@@ -56,6 +58,10 @@ class SharedPartial(NamedTuple):
     shift: Any  # [rows]: an upper bound of the scores, in coarse units of `softmax_weights`
     mass: Any  # [rows]
     numerator: Any  # [rows, d]
+
+
+LARGEST_VALUE = 2.0**13  # of attention: less than what the field holds of its rows
+_CUTS = (6, 6)  # numerators are rounded to 12 fraction bits, factors to 20
 
 
 def tile_for(positions: int) -> int:
@@ -89,7 +95,7 @@ def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tup
     # 3.
     total = _numerators(weights.reshape(heads, n, -1), blocks)
     # 4.
-    out = scale_rows(total.reshape(heads * n, d), inverse, shift=RECIPROCAL_BITS)
+    out = _normalised(total.reshape(heads * n, d), inverse)
     return out.reshape(heads, n, d), outside
 
 
@@ -126,12 +132,21 @@ def merge(partials: Sequence[SharedPartial], bits: int, positions: int) -> tuple
     masses = jnp.stack([p.mass for p in partials], axis=-1)
     inverse, outside = reciprocal_of_sums(jnp.sum(multiply(scales, masses), axis=-1), positions)
     # 4.
-    factors = scale_rows(scales, inverse, shift=FRAC_BITS)
+    cuts, shift = (0, inverse.shift), inverse.shift + FRAC_BITS
+    factors = field_scale_rows(scales, inverse.words, cuts=cuts, shift=shift)
     parts = [
-        scale_rows(p.numerator, factors[:, i], shift=RECIPROCAL_BITS)
-        for i, p in enumerate(partials)
+        _normalised(p.numerator, Untruncated(factors[:, i], 0)) for i, p in enumerate(partials)
     ]
     return sum(parts[1:], parts[0]), outside
+
+
+def _normalised(numerators: Any, factors: Untruncated) -> Any:
+    """Compute rows [rows, d] times factors [rows] of 26 fraction bits: means of values, below
+    `LARGEST_VALUE`.
+    """
+    cuts = _CUTS[0], factors.shift + _CUTS[1]
+    shift = factors.shift + RECIPROCAL_BITS
+    return field_scale_rows(numerators, factors.words, cuts=cuts, shift=shift)
 
 
 def _scores(query: Any, blocks: Sequence[OwnedBlock]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from protocols.arithmetic import product
 from protocols.arithmetic.cached import append, lengthen
+from protocols.arithmetic.field_product import field_multiply
 from protocols.arithmetic.narrow import FRAC_BITS
 from spu_llm.core.approx import approximation
 
@@ -27,8 +28,14 @@ dense = approximation("dense", reference=_dense, on_shares=product.linear)
 session long."""
 
 
-times = approximation("times", reference=operator.mul, on_shares=product.multiply)
-"""x * y of one shape, both shared: 4 messages, an error of one unit. |x y| < 2^26."""
+LARGEST_GATED = 2.0**17  # of x y in `times`: less than what the field holds
+_GATED_CUTS = (4, 4)
+
+times = approximation(
+    "times", reference=operator.mul, on_shares=functools.partial(field_multiply, cuts=_GATED_CUTS)
+)
+"""x * y of one shape, both shared: 6 messages. |x y| < `LARGEST_GATED`. Factors are rounded to 14
+fraction bits, so the error is 2^-15 (|x| + |y|) and one unit."""
 
 
 # Entries of a table are small, and its columns long.

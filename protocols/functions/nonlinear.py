@@ -5,7 +5,7 @@ are comparisons. Errors, messages and bytes: `spu-llm bench op` and
 tests/protocols/test_nonlinear.py, which asserts what is said here.
 
                   messages   error
-gelu, silu         8         3.0e-3, 9.8e-3 (absolute; `protocols.functions.piecewise.quadratics`,
+gelu, silu        10         3.0e-3, 9.8e-3 (absolute; `protocols.functions.piecewise.quadratics`,
                              whose dropped bits may add a unit a threshold)
 reciprocal, rsqrt 10         3e-4, 2e-4 (relative; `protocols.functions.piecewise.lines`)
 rms_norm          16         9e-4 (relative, of a whole row; 4e-4 but for the smallest rows)
@@ -30,6 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from protocols.arithmetic.field import LIMIT_BITS
+from protocols.arithmetic.field_product import field_scale_rows
 from protocols.arithmetic.narrow import FRAC_BITS, narrow
 from protocols.arithmetic.product import scale_rows, sum_squares
 from protocols.arithmetic.projection import LONGEST, bound, least_bits, project
@@ -37,7 +39,15 @@ from protocols.bits.convert import to_arith
 from protocols.bits.thresholds import below
 from protocols.functions.exponential import COARSE, FINE_BITS, REACH, bound_of, exponentials_below
 from protocols.functions.in_range import count_outside
-from protocols.functions.piecewise import Lines, Quadratics, evaluate, lines, quadratics
+from protocols.functions.piecewise import (
+    Lines,
+    Quadratics,
+    Untruncated,
+    evaluate,
+    lines,
+    quadratics,
+)
+from spu_llm.core import field
 from spu_llm.core.approx import approximation
 
 # ---- GELU and SiLU
@@ -191,7 +201,8 @@ def _on_range(name: str, f: Callable[..., Any]) -> Any:
         return f(x), _outside(x, low, high)
 
     def on_shares(x: Any, *, low: float, high: float) -> tuple[Any, Any]:
-        return evaluate(x, _lines_of(f, low, high))
+        y, outside = evaluate(x, _lines_of(f, low, high))
+        return y.truncated(), outside
 
     return approximation(name, reference=reference, on_shares=on_shares)
 
@@ -305,7 +316,24 @@ def _rms_norm_on_shares(
     short = [_projected(some, most, function.bits) for some, most in [(rows, LONGEST), *wide]]
     factor, outside = evaluate(total, function, short)
     # 3.
-    return scale_rows(rows, factor, shift=position).reshape(x.shape), outside
+    longest_row = gain * math.sqrt(d)
+    return _times_factors(rows, factor, position, longest_row).reshape(x.shape), outside
+
+
+_MOST_CUT = 3  # bits of a norm's factors, of which the smallest have 15
+_SLACK = 1.02  # factors are off by `MAX_ERROR`, and words by a unit
+
+
+def _times_factors(rows: Any, factors: Untruncated, position: int, longest: float) -> Any:
+    """Compute rows [rows, d] times factors of `position` fraction bits, none of them longer than
+    `longest` in the end: in the field where it holds them.
+    """
+    held = LIMIT_BITS - FRAC_BITS - math.ceil(math.log2(longest * _SLACK))
+    cut = max(0, position - held, position - field.MAX_SHIFT)
+    if cut > _MOST_CUT:
+        return scale_rows(rows, factors.truncated(), shift=position)
+    cuts, shift = (0, factors.shift + cut), factors.shift + position
+    return field_scale_rows(rows, factors.words, cuts=cuts, shift=shift)
 
 
 def _projected(rows: Any, longest: float, bits: int) -> tuple[Any, int]:
@@ -389,9 +417,10 @@ def softmax_weights(scores: Any, visible: Any = None, bits: int = _SCORE_BITS) -
     return weights, shift
 
 
-def reciprocal_of_sums(sums: Any, n: int) -> tuple[Any, Any]:
+def reciprocal_of_sums(sums: Any, n: int) -> tuple[Untruncated, Any]:
     """Compute reciprocals [rows] of sums of n weights, the largest of which is from exp(-3/16) to
-    one, as words of 26 fraction bits, and an int32, positive if a sum was out of range, else 0.
+    one, as words of 26 fraction bits when they are truncated, and an int32, positive if a sum was
+    out of range, else 0.
     """
     return evaluate(sums, _sum_lines(n))
 
@@ -418,7 +447,8 @@ def _softmax_on_shares(scores: Any) -> Any:
     weights, _ = softmax_weights(scores)
     # No score leaves a sum out of range.
     inverse, _ = reciprocal_of_sums(jnp.sum(weights, axis=-1), scores.shape[1])
-    return scale_rows(weights, inverse, shift=RECIPROCAL_BITS)
+    cuts, shift = (3, inverse.shift + 3), inverse.shift + RECIPROCAL_BITS
+    return field_scale_rows(weights, inverse.words, cuts=cuts, shift=shift)
 
 
 softmax_of_product = approximation(

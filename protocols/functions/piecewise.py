@@ -3,7 +3,8 @@
 quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coefficients, every
             piece p_j = a_j T + b_j x + c_j is local work, and so are their differences:
                 f(x) = x + sum_j [x < t_j] (p_j - p_{j+1})(x),    the last piece being x.
-              1. T (one round), while 2. [x < t_j] for all j, of narrow x (two rounds).
+              1. T (three rounds, by way of the field), while 2. [x < t_j] for all j, of narrow x
+              (two rounds).
               3. Bits times differences (`protocols.bits.mux`, one round), of which each party drops
               the fraction bits that were too many, alone: mod 2^24 where three bytes hold x and 14
               fraction bits or more, else mod 2^30 with 18. 4. `widen`.
@@ -13,7 +14,8 @@ quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coef
 lines       Few values, many pieces. Thresholds in geometric progression over a public range; slope
             and intercept of a piece from one look-up (`protocols.functions.lookup`).
               1. [x < t_j] for all j, and whether x is in range, while 2. x is truncated to what the
-              slopes are worth. 3. The look-up (one round). 4. Slope times x. 5. One truncation.
+              slopes are worth. 3. The look-up (one round). 4. Slope times x. 5. One truncation, or
+              the way into the field, which is one, too.
 
 Comparisons are of `protocols.arithmetic.narrow` words, so a piece may still be taken within one
 unit beyond its end: the fits allow for it.
@@ -24,13 +26,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from protocols.arithmetic.field_product import field_square
 from protocols.arithmetic.narrow import FRAC_BITS, MAX_BITS, narrow, units, widen
-from protocols.arithmetic.product import multiply, square
+from protocols.arithmetic.product import multiply
 from protocols.arithmetic.truncate import truncate
 from protocols.bits.convert import to_arith
 from protocols.bits.mux import mux
@@ -66,13 +69,18 @@ class Quadratics:
         return ((0, 0, 0), *self.pieces, (0, 1 << COEFFICIENT_BITS, 0))
 
 
+# Of x before it is squared: rounded to 14 fraction bits, |x| < 2^9 has a square in the field. The
+# square of any other x is wrong, and counts for nothing: beyond all thresholds a is zero.
+_SQUARE_CUT = 4
+
+
 def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
     """Compute the function of float x [...], shared. x - t fits `bits` bits, 4 of them fraction:
     |x| is below 2^(bits-5) less the largest threshold. |x| < 2^10 in any case, for `widen`.
     """
     spare, width = _result(bits)
-    # 1. 36 fraction bits.
-    squared = square(x, shift=0)
+    # 1. 36 fraction bits, of which the last 8 are zero.
+    squared = field_square(x, cuts=(_SQUARE_CUT,), shift=0)
     # 2.
     top = narrow(x, drop=FRAC_BITS - UNIT_BITS, bits=bits)
     taken = below(top[..., None], thresholds=(function.thresholds,), bits=bits)
@@ -240,10 +248,24 @@ def _error(fitted: Lines, f: Function, position: int, position_out: int) -> floa
     return worst
 
 
-def evaluate(x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()) -> tuple[Any, Any]:
-    """Compute the function of shared words x [...] (floats by type) in words of `position_out`
-    fraction bits, and a shared int32 that is zero if every x is in [low, high), for all 64-bit
-    words x: up to a unit of the thresholds, a word out of that range makes it positive.
+class Untruncated(NamedTuple):
+    """Shared words of which the last `shift` bits are still to be truncated: by `truncated`, or by
+    what they cross into the field with, in the same round.
+    """
+
+    words: Any
+    shift: int
+
+    def truncated(self) -> Any:
+        return _truncated(self.words, self.shift)
+
+
+def evaluate(
+    x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()
+) -> tuple[Untruncated, Any]:
+    """Compute the function of shared words x [...] (floats by type) in words that will have
+    `position_out` fraction bits, and a shared int32 that is zero if every x is in [low, high), for
+    all 64-bit words x: up to a unit of the thresholds, a word out of that range makes it positive.
 
     short: narrow words [m, ...] of `function.bits` bits, each with its u, to be in [-u, u), too:
     compared in the same messages, and counted with the others.
@@ -264,7 +286,7 @@ def evaluate(x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()) -> 
     ones = to_arith(taken)
     pieces, others = jnp.split(ones, [len(function.thresholds)])
     slope, intercept = lookup(pieces, [function.slopes, function.intercepts])
-    # 4. and 5.
-    y = _truncated(multiply(slope, value, shift=0) + intercept, function.shift)
+    # 4.
+    y = Untruncated(multiply(slope, value, shift=0) + intercept, function.shift)
     sides = others.reshape(-1, 2, *x.shape)
     return y, count_outside([pieces[0], sides[:, 0]], [pieces[-1], sides[:, 1]])

@@ -20,9 +20,9 @@ from spu_llm.offline.slots.products import SlotProducts
 
 
 class BatchMaker:
-    """This party's half: packed products, products in slots, random transfers, and SPU for all else,
-    metered as offline wherever it falls. Used by the thread that it is made in, and by one that says
-    so (`in_this_thread`).
+    """This party's half: packed products, products in slots, random transfers, and SPU for what is
+    left, metered as offline wherever it falls. Used by the thread that it is made in, and by one
+    that says so (`in_this_thread`).
     """
 
     def __init__(
