@@ -152,6 +152,7 @@ FUNCTIONS = {
         _softmax,
         SCORES,
         messages=46,
+        error=2.0**-15,  # half of it, by which weights are rounded
         relative=4e-4,
     ),
     "times": Function(
