@@ -10,7 +10,7 @@ Polynomials, primes, Delta = q_1 q_2 q_3 and slots: `slots.ring`.
      It sends b modulo Delta.
   3. Evaluator: 8192 uniform elements v, as slots of a polynomial V with coefficients below p / 2;
      c_0 = a V + a_0 s' + e_0 and c_1 = b V + k s' + e_1 + f, for ternary s', noise e_0 and e_1, and
-     a *flood* f, uniform from 0 to 2^116, all fresh. For u_0 v_1 + u_1 v_0 it adds up the products
+     a *flood* f, uniform from 0 to 2^117, all fresh. For u_0 v_1 + u_1 v_0 it adds up the products
      of two ciphertexts.
   4. Evaluator: it sends c_0 / Delta, rounded to 15 bits after the point, and of c_1 / Delta the one
      bit after the point, rounded. Its share is the whole part of that, slot by slot.
@@ -18,16 +18,16 @@ Polynomials, primes, Delta = q_1 q_2 q_3 and slots: `slots.ring`.
      the bit less the fraction of c_0 times s, and less the mean of f, says what the two whole parts
      lack. Its share is that less s times the whole part of c_0, slot by slot.
 
-Exact. In units of Delta, what is rounded in step 5 is off by 1/4 for the bit, 1/32 for the flood
+Exact. In units of Delta, what is rounded in step 5 is off by 1/4 for the bit, 1/16 for the flood
 around its mean, 2^-63 for the noise, and by a deviation of 2^-10.5 for the rounding of c_0, which s
 multiplies: a half is 300 deviations away (tests/offline/test_slots.py measures it).
 
 What each party learns. The evaluator sees RLWE samples under s: the key and the ciphertexts, of u
 that the samples themselves make uniform. The owner sees c_0, which a_0 s' + e_0 makes an RLWE
 sample under a fresh s', and a bit of c_1 for each coefficient. c_1 is s c_0 + Delta u V + f and
-noise of a deviation of 2^55: the bit says of V and the noise what the flood leaves. By 2^-61 a
+noise of a deviation of 2^55: the bit says of V and the noise what the flood leaves. By 2^-62 a
 coefficient the noise moves the distribution of its sum with the flood, so the owner's view of an
-answer of 8192 is within 2^-48 of one that depends on nothing but c_0 and s. Both shares follow
+answer of 8192 is within 2^-49 of one that depends on nothing but c_0 and s. Both shares follow
 from that, and the elements of the other party stay uniform, if RLWE with ternary secrets is hard.
 
 Conditions, each with a test (tests/offline/test_slots_conditions.py):
@@ -61,9 +61,8 @@ from spu_llm.offline.slots.ring import DELTA, MODULI, MODULUS_BITS, N
 
 VERSION = versions.SLOTS
 _FRACTION_BITS = 15  # of c_0 over Delta
-_FLOOD_BITS = 116
-_FLOOD_LOW_BITS = _FLOOD_BITS // 2
-_FLOOD_MEAN = 2.0 ** (_FLOOD_BITS - 1) / DELTA
+_FLOOD_PARTS, _FLOOD_PART_BITS = 3, 39  # 2^39 is below all primes
+_FLOOD_MEAN = 2.0 ** (_FLOOD_PARTS * _FLOOD_PART_BITS - 1) / DELTA
 
 _ELEMENT_BYTES = field.BITS // 8
 _RESIDUE_BYTES = MODULUS_BITS // 8
@@ -194,8 +193,8 @@ class SlotProducts:
                 for factor, one in zip(factors, large, strict=True):
                     total = ring.plus_product(total, factor, one)
                 c.append(ring.plus(ring.polynomials(total), self._noise_polynomial()))
-            high, low = self._own.words((2, N)) >> np.uint64(64 - _FLOOD_LOW_BITS)
-            flooded = ring.plus(c[1], ring.wide_residues(high, low, _FLOOD_LOW_BITS))
+            flood = self._own.words((_FLOOD_PARTS, N)) >> np.uint64(64 - _FLOOD_PART_BITS)
+            flooded = ring.plus(c[1], ring.wide_residues(flood, _FLOOD_PART_BITS))
             wholes[i], fraction = ring.over_delta(c[0], _FRACTION_BITS)
             share, bit = ring.over_delta(flooded, 1)
             shares[i], parts[i] = ring.slots_modulo(P, share), fraction << 1 | bit

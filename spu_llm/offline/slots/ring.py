@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,21 +52,25 @@ def uniform(prg: Prg, prime: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def residues(x: np.ndarray) -> np.ndarray:
-    """Return integers (int64 [..., N]) modulo every prime."""
-    return np.asarray(x[..., None, :] % _PRIMES).view(np.uint64)
+    """Return integers (int64 [N]) between minus the least prime and it modulo every prime."""
+    return np.asarray(np.where(x < 0, x + _PRIMES, x)).view(np.uint64)
 
 
-def wide_residues(high: np.ndarray, low: np.ndarray, low_bits: int) -> np.ndarray:
-    """Return high 2^low_bits + low modulo every prime, of words [N] below 2^58: residues [4, N]."""
-    weights = np.array([(1 << low_bits) % q for q in PRIMES], np.uint64)[:, None]
-    upper, lower = residues(high.view(np.int64)), residues(low.view(np.int64))
-    return plus_product(lower, upper, np.broadcast_to(weights, upper.shape))
+def wide_residues(parts: np.ndarray, bits: int) -> np.ndarray:
+    """Return the sum of 2^(bits i) parts_i modulo every prime, of words parts [count, N] below
+    2^bits, which are residues of all: residues [4, N].
+    """
+    total = np.zeros((len(PRIMES), N), np.uint64)
+    for i, part in enumerate(parts):
+        weights = np.array([(1 << bits * i) % q for q in PRIMES], np.uint64)[:, None]
+        total = plus_product(total, *np.broadcast_arrays(part, weights))
+    return total
 
 
 def plus_product(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Return x + y z, slot by slot: residues [4, N]."""
     with enable_x64():
-        return np.asarray(_plus_product(x, y, z, _PRIMES))
+        return np.asarray(_plus_product(x, y, z, _modulus(_PRIMES)))
 
 
 def plus(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -75,21 +79,42 @@ def plus(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray(np.minimum(total, total - primes))
 
 
-def _mod(x: Any, q: Any) -> Any:
-    """Return x from -q to q as a residue."""
-    return jnp.where(x < 0, x + q, jnp.where(x >= q, x - q, x))
+class _Modulus(NamedTuple):
+    """q and 1 / q, which would be divided for every product."""
+
+    q: Any
+    inverse: Any
 
 
-def _product(a: Any, b: Any, q: Any) -> Any:
-    """Return a b modulo q, of int64 between -q and q."""
-    quotient = jnp.rint(a * 1.0 * b * (1.0 / q))
-    return _mod(a * b - quotient.astype(jnp.int64) * q, q)
+def _modulus(q: Any) -> _Modulus:
+    return _Modulus(q, 1.0 / q)
+
+
+def _sum(a: Any, b: Any, m: _Modulus) -> Any:
+    """Return a + b of residues, int64."""
+    total = a + b
+    return jnp.where(total >= m.q, total - m.q, total)
+
+
+def _difference(a: Any, b: Any, m: _Modulus) -> Any:
+    """Return a - b of residues, int64."""
+    difference = a - b
+    return jnp.where(difference < 0, difference + m.q, difference)
+
+
+def _product(a: Any, b: Any, m: _Modulus) -> Any:
+    """Return a b modulo q, of int64 between -q and q: what is left of the nearest multiple of q is
+    half of it at most.
+    """
+    quotient = jnp.rint(a * 1.0 * b * m.inverse).astype(jnp.int64)
+    rest = a * b - quotient * m.q
+    return jnp.where(rest < 0, rest + m.q, rest)
 
 
 @jax.jit
-def _plus_product(x: Any, y: Any, z: Any, q: Any) -> Any:
+def _plus_product(x: Any, y: Any, z: Any, m: _Modulus) -> Any:
     x, y, z = (a.astype(jnp.int64) for a in (x, y, z))
-    return _mod(x + _product(y, z, q), q).astype(jnp.uint64)
+    return _sum(x, _product(y, z, m), m).astype(jnp.uint64)
 
 
 # ---- transforms, modulo one prime
@@ -138,7 +163,7 @@ def _halves(size: int) -> list[int]:
     return [size >> i for i in range(1, size.bit_length())]
 
 
-def _along(x: Any, steps: Sequence[Any], q: Any, *, back: bool) -> Any:
+def _along(x: Any, steps: Sequence[Any], m: _Modulus, *, back: bool) -> Any:
     """Transform x [size, others] along its first axis, by halves; `back`: undo it, up to a factor
     `size`.
     """
@@ -148,44 +173,42 @@ def _along(x: Any, steps: Sequence[Any], q: Any, *, back: bool) -> Any:
         x = x.reshape(shape[0] // (2 * half), 2, half, shape[1])
         a, b = x[:, 0], x[:, 1]
         w = factors[:, None]
-        if back:
-            b = _product(b, w, q)
-            pair = [_mod(a + b, q), _mod(a - b, q)]
-        else:
-            pair = [_mod(a + b, q), _product(a - b, w, q)]
-        x = jnp.stack(pair, axis=1).reshape(shape)
+        b = _product(b, w, m) if back else b
+        other = _difference(a, b, m) if back else _product(a - b, w, m)
+        # Faster than to stack them.
+        x = jnp.zeros_like(x).at[:, 0].set(_sum(a, b, m)).at[:, 1].set(other).reshape(shape)
     return x
 
 
 @jax.jit
-def _forward(x: Any, tables: tuple[Any, ...], q: Any) -> Any:
+def _forward(x: Any, tables: tuple[Any, ...], m: _Modulus) -> Any:
     twist, rows, between, columns = tables
-    x = _product(x.astype(jnp.int64).reshape(_ROWS, _COLUMNS), twist, q)
-    x = _along(x, rows, q, back=False)
-    x = _along(_product(x, between, q).T, columns, q, back=False)
+    x = _product(x.astype(jnp.int64).reshape(_ROWS, _COLUMNS), twist, m)
+    x = _along(x, rows, m, back=False)
+    x = _along(_product(x, between, m).T, columns, m, back=False)
     return x.reshape(N).astype(jnp.uint64)
 
 
 @jax.jit
-def _backward(x: Any, tables: tuple[Any, ...], q: Any) -> Any:
+def _backward(x: Any, tables: tuple[Any, ...], m: _Modulus) -> Any:
     twist, rows, between, columns = tables
-    x = _along(x.astype(jnp.int64).reshape(_COLUMNS, _ROWS), columns, q, back=True).T
-    x = _along(_product(x, between, q), rows, q, back=True)
-    return _product(x, twist, q).reshape(N).astype(jnp.uint64)
+    x = _along(x.astype(jnp.int64).reshape(_COLUMNS, _ROWS), columns, m, back=True).T
+    x = _along(_product(x, between, m), rows, m, back=True)
+    return _product(x, twist, m).reshape(N).astype(jnp.uint64)
 
 
 def slots_modulo(prime: int, x: np.ndarray) -> np.ndarray:
     """Return the slots modulo a prime of a polynomial, residues [N]."""
     of = _transform(prime)
     with enable_x64():
-        return np.asarray(_forward(x, of.there, of.q))
+        return np.asarray(_forward(x, of.there, _modulus(of.q)))
 
 
 def polynomial_modulo(prime: int, x: np.ndarray) -> np.ndarray:
     """Return the coefficients of slots modulo a prime, residues [N]."""
     of = _transform(prime)
     with enable_x64():
-        return np.asarray(_backward(x, of.back, of.q))
+        return np.asarray(_backward(x, of.back, _modulus(of.q)))
 
 
 def slots(x: np.ndarray) -> np.ndarray:
@@ -230,14 +253,18 @@ def over_delta(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
 @jax.jit
 def _over_delta(x: Any, unit: Any) -> tuple[Any, Any]:
     q_1, q_2, q_3 = MODULI
+    p_, second, third = (_modulus(q) for q in (P, q_2, q_3))
     x_p, x_1, x_2, x_3 = x.astype(jnp.int64)
-    # x modulo Delta is x_1 + q_1 (l_2 + q_2 l_3).
-    l_2 = _product(_mod(x_2 - x_1 % q_2, q_2), pow(q_1, -1, q_2), q_2)
-    below = _mod(x_1 % q_3 + _product(l_2 % q_3, q_1 % q_3, q_3), q_3)
-    l_3 = _product(_mod(x_3 - below, q_3), pow(q_1 * q_2, -1, q_3), q_3)
-    rest = _mod(_product(_mod(_product(l_3, q_2, P) + l_2, P), q_1, P) + x_1, P)
-    whole = _product(_mod(x_p - rest, P), pow(DELTA, -1, P), P)
+    # x modulo Delta is x_1 + q_1 (l_2 + q_2 l_3); q_1 > q_2 > q_3 differ by less than one of them.
+    x_1_of_2, x_1_of_3 = (jnp.where(x_1 >= q, x_1 - q, x_1) for q in (q_2, q_3))
+    l_2 = _product(x_2 - x_1_of_2, pow(q_1, -1, q_2), second)
+    l_2_of_3 = jnp.where(l_2 >= q_3, l_2 - q_3, l_2)
+    below = _sum(x_1_of_3, _product(l_2_of_3, q_1 - q_3, third), third)
+    l_3 = _product(x_3 - below, pow(q_1 * q_2, -1, q_3), third)
+    rest = _sum(_product(l_3, q_2, p_), l_2, p_)
+    rest = _sum(_product(rest, q_1, p_), x_1, p_)
+    whole = _product(x_p - rest, pow(DELTA, -1, P), p_)
     fraction = (l_3 + (l_2 + x_1 / q_1) / q_2) / q_3
     parts = jnp.rint(fraction * unit).astype(jnp.int64)
     carry = (parts == unit).astype(jnp.int64)
-    return _mod(whole + carry, P).astype(jnp.uint64), parts & (unit - 1)
+    return _sum(whole, carry, p_).astype(jnp.uint64), parts & (unit - 1)
