@@ -32,6 +32,7 @@ from experiments.cost_model.workload import Workload, of_completion
 from models.family import ModelConfig
 from models.gpt2 import GPT2Config
 from models.hf import load_config
+from protocols.arithmetic.field_product import field_multiply, field_square
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.narrow import narrow, widen
 from protocols.arithmetic.product import linear, matmul, multiply, square
@@ -317,6 +318,8 @@ def _ops() -> dict[str, Priced]:
         "truncate exact": of(lambda x: truncate(x, shift=18, how="exact", bits=62), one),
         "multiply": of(multiply, *many),
         "square": of(square, one),
+        "field_multiply": of(lambda x, y: field_multiply(x, y, cuts=(0, 0)), *many),
+        "field_square": of(lambda x: field_square(x, cuts=(0,)), one),
         "matmul": of(lambda x, y: matmul(x, y, shift=0), ints(1, rows, 32), ints(1, 32, rows)),
         "linear": (
             lambda x, w: linear(x, w, label="exact", shift=0),

@@ -177,6 +177,10 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
             messages("multiply", "square"),
             f"{each('multiply')}, {each('square')}",
         ),
+        "field_multiply, field_square": (
+            messages("field_multiply", "field_square"),
+            f"{each('field_multiply')}, {each('field_square')}",
+        ),
         "joint_bits, joint_words": (messages("joint_bits", "joint_words"), each("joint_words")),
         "mux": (
             messages("mux", "mux 25", "mux 32"),

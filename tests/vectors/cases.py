@@ -13,6 +13,7 @@ import numpy as np
 
 import protocols
 from protocols.arithmetic.cached import append, lengthen, times_columns, times_rows
+from protocols.arithmetic.field_product import field_multiply, field_scale_rows, field_square
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.known_rows import known_rows
 from protocols.arithmetic.narrow import in_units, narrow, units, widen
@@ -318,6 +319,34 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
     square: (
         _one("integers", square, (INTEGERS, "arith")),
         _one("fixed point", square, (NUMBERS, "arith"), error=1),
+    ),
+    field_multiply: (
+        _one("integers", field_multiply, (SMALL, "arith"), (SMALL[::-1], "arith"), cuts=(0, 0)),
+        _one(
+            "nothing cut",
+            field_multiply,
+            (SHORT, "client"),
+            (SHORT[::-1], "arith"),
+            cuts=(0, 0),
+            shift=0,
+        ),
+        _one(
+            "both cut", field_multiply, (SHORT, "arith"), (SHORT, "arith"), error=100, cuts=(3, 2)
+        ),
+    ),
+    field_square: (
+        _one("integers", field_square, (SMALL, "arith"), cuts=(0,)),
+        _one("shifted up", field_square, (SHORT, "provider"), error=2**27, cuts=(4,), shift=0),
+    ),
+    field_scale_rows: (
+        _one(
+            "fixed point",
+            field_scale_rows,
+            (_fixed((2, 3), 2.0), "arith"),
+            (_fixed((2,), 2.0, 1), "client"),
+            error=16,
+            cuts=(2, 0),
+        ),
     ),
     sum_squares: (
         _one("integers", sum_squares, (_random((2, 3), -(2**63), 2**63 - 1), "arith")),

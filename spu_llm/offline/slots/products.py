@@ -114,14 +114,14 @@ class SlotProducts:
         self._send_key()
         public = self._public("a", self.rank, first[self.rank], shape)
         own, ciphertexts = self._encrypted(public)
-        self._channel.send(ciphertexts)
+        self._send(ciphertexts)
         # 3. and 4.
         self._receive_key()
         peer = 1 - self.rank
         theirs = self._received_ciphertexts((counts[peer], factors))
         public = self._public("a", peer, first[peer], (counts[peer], factors))
         v, evaluated, answers = self._evaluated(public, theirs)
-        self._channel.send(answers)
+        self._send(answers)
         # 5.
         owned = self._shares(self._received_answers(counts[self.rank]))
         # The factor that meets one's own first is the peer's last.
@@ -167,7 +167,7 @@ class SlotProducts:
         for i in range(len(whole)):
             fraction = rlwe.transform((parts[i] >> 1) * 2.0**-_FRACTION_BITS)
             rest = (parts[i] & 1) / 2.0 - rlwe.inverse(fraction * self._small) - _FLOOD_MEAN
-            lacking = field.of_integers(np.rint(rest).astype(np.int64))
+            lacking = field.of_integers(_nearest(rest))
             taken = field.multiplied(ring.slots_modulo(P, whole[i]), self._secret[0])
             shares[i] = field.subtracted(ring.slots_modulo(P, lacking), taken)
         return shares
@@ -202,10 +202,19 @@ class SlotProducts:
 
     # ---- messages
 
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._channel.send(data)
+
+    def _received(self, size: int) -> np.ndarray:
+        """Return so many bytes; WireError when the message has another size."""
+        data = recv_exactly(self._channel, size) if size else b""
+        return np.frombuffer(data, np.uint8)
+
     def _receive_key(self) -> None:
         if self._key is not None:
             return
-        data = np.frombuffer(recv_exactly(self._channel, KEY_BYTES), np.uint8)
+        data = self._received(KEY_BYTES)
         at = _ELEMENT_BYTES * N
         residues = from_bytes(data[at:], MODULUS_BITS).reshape(len(MODULI), N)
         key = np.concatenate([from_bytes(data[:at], field.BITS)[None], residues])
@@ -214,8 +223,8 @@ class SlotProducts:
 
     def _received_ciphertexts(self, shape: tuple[int, int]) -> np.ndarray:
         """Return ciphertexts: residues [answers, factors, 4, N]."""
-        data = recv_exactly(self._channel, CIPHERTEXT_BYTES * shape[0] * shape[1])
-        theirs = from_bytes(np.frombuffer(data, np.uint8), MODULUS_BITS)
+        data = self._received(CIPHERTEXT_BYTES * shape[0] * shape[1])
+        theirs = from_bytes(data, MODULUS_BITS)
         ciphertexts = np.zeros((*shape, len(ring.PRIMES), N), np.uint64)
         ciphertexts[:, :, 1:] = theirs.reshape(*shape, len(MODULI), N)
         self._check(ciphertexts)
@@ -223,7 +232,7 @@ class SlotProducts:
 
     def _received_answers(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the whole parts [count, N] of c_0, and the other parts as they were sent."""
-        data = np.frombuffer(recv_exactly(self._channel, ANSWER_BYTES * count), np.uint8)
+        data = self._received(ANSWER_BYTES * count)
         at = _ELEMENT_BYTES * N * count
         whole = from_bytes(data[:at], field.BITS).reshape(count, N)
         if (whole >= np.uint64(P)).any():
@@ -255,3 +264,7 @@ class SlotProducts:
             for j, prime in enumerate(ring.PRIMES):
                 made[i, j] = ring.uniform(stream, prime, (N,))
         return made.reshape(*shape, len(ring.PRIMES), N)
+
+
+def _nearest(x: np.ndarray) -> np.ndarray:
+    return np.rint(x).astype(np.int64)
