@@ -95,7 +95,7 @@ def _made(source: Transfers, units: int, form: Form) -> Correlations:
 _BITS = (Part((), Owner.CLIENT, Form.BIT), Part((), Owner.PROVIDER, Form.BIT))
 
 PRODUCT_IN_FIELD = Correlation(
-    name="product of bits in the field",
+    name="field bits",
     masks=_BITS,
     results=(Part((), Owner.JOINT, Form.FIELD),),
     secure=lambda c, q: [(c & q).astype(np.int64)],
@@ -105,7 +105,7 @@ PRODUCT_IN_FIELD = Correlation(
 )
 
 PRODUCT_IN_RING = Correlation(
-    name="product of bits in the ring",
+    name="ring bits",
     masks=_BITS,
     results=(Part((), Owner.JOINT, Form.ARITH),),
     secure=lambda c, q: [(c & q).astype(np.int64)],

@@ -65,7 +65,7 @@ def _twice(u: Any, v: Any) -> Any:
 
 
 FIELD_TRIPLE = Correlation(
-    name="product triple of the field",
+    name="field triple",
     masks=(_SHARED, _SHARED),
     results=(_SHARED,),
     secure=lambda a, b: [field.multiplied(a, b)],
@@ -74,7 +74,7 @@ FIELD_TRIPLE = Correlation(
 )
 
 FIELD_SQUARE = Correlation(
-    name="square pair of the field",
+    name="field square",
     masks=(Part((), Owner.CLIENT, Form.FIELD), Part((), Owner.PROVIDER, Form.FIELD)),
     results=(_SHARED,),
     secure=lambda u, v: [_twice(u, v)],
