@@ -17,15 +17,21 @@ _ONES = np.array([bin(i).count("1") for i in range(1 << 11)], np.int8)
 
 
 def public(label: str, start: int, count: int, words: int) -> np.ndarray:
-    """Return words [count, words] number start.. of a public string that nobody chose: SHAKE128 of
-    the label and the number. Labels that differ give independent strings: the number is what
-    follows the last space.
+    """Return words [count, words] number start.. of a public string that nobody chose
+    (`public_stream`).
     """
-    streams = [
-        hashlib.shake_128(f"{label} {i}".encode()).digest(8 * words)
-        for i in range(start, start + count)
-    ]
-    return np.frombuffer(b"".join(streams), np.uint64).reshape(count, words)
+    made = np.empty((count, words), np.uint64)
+    for i in range(count):
+        made[i] = public_stream(label, start + i).words((words,))
+    return made
+
+
+def public_stream(label: str, number: int) -> Prg:
+    """Return a stream that nobody chose: AES-256 in counter mode, the key SHA-256 of the label and
+    the number. Labels that differ give independent streams: the number is what follows the last
+    space.
+    """
+    return Prg(hashlib.sha256(f"{label} {number}".encode()).digest())
 
 
 def ternary(prg: Prg, count: int, n: int) -> np.ndarray:

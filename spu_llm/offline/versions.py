@@ -3,7 +3,7 @@
 Apart from the protocols, so that whoever only states them need not load what they compute with.
 """
 
-SILENT = "spu-llm silent product 1"
-PACKED = "spu-llm packed product 2"
+SILENT = "spu-llm silent product 2"
+PACKED = "spu-llm packed product 3"
 TRANSFERS = "spu-llm random transfers 1"
 SLOTS = "spu-llm products in slots 1"

@@ -117,7 +117,7 @@ def test_every_public_string_is_for_one_encryption(monkeypatch: pytest.MonkeyPat
     for session in (b"one", b"two"):
         two = SlotsTwo(common=session)
         with monkeypatch.context() as patch:
-            patch.setattr(products.Prg, "__init__", counted)
+            patch.setattr(Prg, "__init__", counted)
             for _ in range(2):
                 two.call(lambda p: p.crossed(2 * N))
                 two.call(lambda p: p.products(4 * N))

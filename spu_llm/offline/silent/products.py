@@ -6,7 +6,7 @@ additive shares of sum_j r_j W_jo, one for each of N *positions*: coefficients o
 X^N + 1 and q (`silent.ring`). Scalars multiply polynomials coefficient by coefficient, so W meets
 N positions at once, and every position goes its own way afterwards.
 
-Public, from SHAKE128 over fixed labels: a_j for every input of every matrix, and p.
+Public, from streams of fixed labels (`rlwe.public`): a_j for every input of every matrix, and p.
 
   1. Once per matrix, the provider: A_o = sum_j W_jo a_j, and the *hint* A_o + p u_o + e'_o, with
      u_o ternary and e'_o noise of its own (`silent.hint`). It goes to every client, once.

@@ -45,8 +45,6 @@ Gaps, stated:
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from spu_llm.core import field
@@ -254,13 +252,13 @@ class SlotProducts:
 
     def _public(self, what: str, rank: int, start: int, shape: tuple[int, ...]) -> np.ndarray:
         """Return slots number start.. that nobody chose, a_0 or an a of party `rank`: residues
-        [*shape, 4, N] of the stream that a hash of the label and the number is the key of.
+        [*shape, 4, N] (`rlwe.public_stream`).
         """
         count = int(np.prod(shape))
         made = np.empty((count, len(ring.PRIMES), N), np.uint64)
         for i in range(count):
-            label = f"{VERSION}: {what}, {self._common}, {ROLES[rank]}, {start + i}"
-            stream = Prg(hashlib.sha256(label.encode()).digest())
+            label = f"{VERSION}: {what}, {self._common}, {ROLES[rank]},"
+            stream = rlwe.public_stream(label, start + i)
             for j, prime in enumerate(ring.PRIMES):
                 made[i, j] = ring.uniform(stream, prime, (N,))
         return made.reshape(*shape, len(ring.PRIMES), N)
