@@ -24,6 +24,7 @@ from protocols.functions.nonlinear import (
     gelu,
     longer,
     norm_high,
+    norm_lines,
     reciprocal,
     reciprocal_of_sums,
     rms_norm,
@@ -37,6 +38,7 @@ from protocols.functions.piecewise import Quadratics, Untruncated
 from protocols.functions.rotary import rotate
 from spu_llm.compiler.plan import OpCall
 from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core import field
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
 from spu_llm.runtime.party_session import PartySession
@@ -433,6 +435,21 @@ def test_hidden_scores_weigh_nothing(simulation: Simulation) -> None:
     actual, _ = _secure(simulation, ours, scores)
     np.testing.assert_allclose(actual[:, :3], rows[:4], rtol=4e-4)
     assert not actual[:, 3].any()
+
+
+def test_norms_whose_factors_the_field_does_not_hold_stay_in_the_ring(
+    simulation: Simulation,
+) -> None:
+    """A small gain and a wide range: cut to what the field takes, factors would be too coarse."""
+    gain, high = 0.125, norm_high(ROWS.shape[-1])
+    _, position = norm_lines(ROWS.shape[-1], EPSILON, gain, NORM_LOW, high)
+    assert position - field.MAX_SHIFT > nonlinear._MOST_CUT
+    ours = lambda x: rms_norm(x, epsilon=EPSILON, gain=gain)[0]  # noqa: E731
+    actual, entries = _secure(simulation, ours, ROWS)
+    assert not any(e.name == "field_scale_rows" for e in entries)
+    np.testing.assert_allclose(
+        actual, gain * _normed(ROWS.astype(np.float64)), rtol=2e-3, atol=UNIT
+    )
 
 
 @pytest.mark.parametrize("enough", [True, False])
