@@ -257,7 +257,7 @@ def test_a_completion_takes_what_was_made(
 
 
 def _cut(pool: Path) -> None:
-    file = next(pool.glob("*/square-pair-*/*/results.npy"))
+    file = next(pool.glob("*/field-square-*/*/results.npy"))
     file.write_bytes(file.read_bytes()[:-8])
 
 

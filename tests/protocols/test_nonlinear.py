@@ -437,9 +437,7 @@ def test_hidden_scores_weigh_nothing(simulation: Simulation) -> None:
     assert not actual[:, 3].any()
 
 
-def test_norms_whose_factors_the_field_does_not_hold_stay_in_the_ring(
-    simulation: Simulation,
-) -> None:
+def test_norms_with_fine_factors_stay_in_the_ring(simulation: Simulation) -> None:
     """A small gain and a wide range: cut to what the field takes, factors would be too coarse."""
     gain, high = 0.125, norm_high(ROWS.shape[-1])
     _, position = norm_lines(ROWS.shape[-1], EPSILON, gain, NORM_LOW, high)
