@@ -127,7 +127,7 @@ def _predicted(record: dict[str, Any], actual: Prices) -> dict[str, float]:
 def _ratios(system: str, actual: Prices) -> Iterator[tuple[str, float]]:
     """Yield what is predicted of some generations of a system, by what was measured."""
     records = [
-        r for r in saved.load("completions_transfers")["runs"] if r["asked"]["system"] == system
+        r for r in saved.load("completions_slots")["runs"] if r["asked"]["system"] == system
     ][:4]
     assert len(records) == 4
     predicted = [_predicted(r, actual) for r in records]
