@@ -14,6 +14,9 @@ back  y_0 + y_1 = z + c + w p, for |z| < c = 2^46 - 2^20. Since z + c < p / 2, a
       less w (p - 1) / 2^shift and c / 2^shift: p is 1 modulo 2^shift, so that is z / 2^shift, or
       (z + 1) / 2^shift where w = 1, rounded without a bias. With shift = 0 all of w p is taken out.
 
+Who rounds how depends on the shares, as in `protocols.arithmetic.truncate`, which says what that
+tells whoever learns a result.
+
 Products of a bit of each party come from one prepared for random bits c and q of theirs: with
 d = u ^ c and e = v ^ q opened, u v is linear in c, q and c q. That takes a random transfer (Gilboa,
 CRYPTO'99): the chooser's bit u is that of the transfer; with strings s_0, s_1 and a bit v, its peer
@@ -138,8 +141,10 @@ def into_field(party: Party, parts: Sequence[tuple[np.ndarray, int]]) -> list[np
     message each way; |x| < 2^62.
 
     1. Add 2^62 and truncate both shares. 2. The product of the top bits' complements. 3. Take the
-    wrap out, and what was added.
+    wrap out, and what was added. ValueError for a cut above 62.
     """
+    if not all(0 <= cut <= 62 for _, cut in parts):
+        raise ValueError("a factor is cut by 0 to 62 bits")
     sizes = [words.size for words, _ in parts]
     cuts = np.repeat(np.array([cut for _, cut in parts], np.uint64), sizes)
     words = np.concatenate([words.reshape(-1) for words, _ in parts])

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from protocols.arithmetic.cached import times_columns, times_rows
 from protocols.arithmetic.field_product import field_scale_rows
 from protocols.arithmetic.narrow import FRAC_BITS
-from protocols.arithmetic.product import multiply
+from protocols.arithmetic.product import multiply, scale_rows
 from protocols.functions.exponential import COARSE, exponentials_below
 from protocols.functions.maximum import maximum
 from protocols.functions.nonlinear import (
@@ -62,6 +62,7 @@ class SharedPartial(NamedTuple):
 
 LARGEST_VALUE = 2.0**13  # of attention: less than what the field holds of its rows
 _CUTS = (6, 6)  # numerators are rounded to 12 fraction bits, factors to 20
+_MOST_IN_FIELD = 1024  # values in a mean: of more, rounded factors would be too coarse
 
 
 def tile_for(positions: int) -> int:
@@ -95,7 +96,7 @@ def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tup
     # 3.
     total = _numerators(weights.reshape(heads, n, -1), blocks)
     # 4.
-    out = _normalised(total.reshape(heads * n, d), inverse)
+    out = _normalised(total.reshape(heads * n, d), inverse, rows.shape[1])
     return out.reshape(heads, n, d), outside
 
 
@@ -135,15 +136,19 @@ def merge(partials: Sequence[SharedPartial], bits: int, positions: int) -> tuple
     cuts, shift = (0, inverse.shift), inverse.shift + FRAC_BITS
     factors = field_scale_rows(scales, inverse.words, cuts=cuts, shift=shift)
     parts = [
-        _normalised(p.numerator, Untruncated(factors[:, i], 0)) for i, p in enumerate(partials)
+        _normalised(p.numerator, Untruncated(factors[:, i], 0), positions)
+        for i, p in enumerate(partials)
     ]
     return sum(parts[1:], parts[0]), outside
 
 
-def _normalised(numerators: Any, factors: Untruncated) -> Any:
-    """Compute rows [rows, d] times factors [rows] of 26 fraction bits: means of values, below
-    `LARGEST_VALUE`.
+def _normalised(numerators: Any, factors: Untruncated, n: int) -> Any:
+    """Compute rows [rows, d] times factors [rows] of 26 fraction bits: means of n values, below
+    `LARGEST_VALUE`. Of few values in the field: off by n 2^-20 of a mean, which is 2^-10 at most,
+    and by 2^-12.
     """
+    if n > _MOST_IN_FIELD:
+        return scale_rows(numerators, factors.truncated(), shift=RECIPROCAL_BITS)
     cuts = _CUTS[0], factors.shift + _CUTS[1]
     shift = factors.shift + RECIPROCAL_BITS
     return field_scale_rows(numerators, factors.words, cuts=cuts, shift=shift)

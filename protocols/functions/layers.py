@@ -35,7 +35,7 @@ times = approximation(
     "times", reference=operator.mul, on_shares=functools.partial(field_multiply, cuts=_GATED_CUTS)
 )
 """x * y of one shape, both shared: 6 messages. |x y| < `LARGEST_GATED`. Factors are rounded to 14
-fraction bits, so the error is 2^-15 (|x| + |y|) and one unit."""
+fraction bits, up or down, so the error is 2^-14 (|x| + |y|) and a unit at most."""
 
 
 # Entries of a table are small, and its columns long.

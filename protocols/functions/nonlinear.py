@@ -9,7 +9,7 @@ gelu, silu        10         3.0e-3, 9.8e-3 (absolute; `protocols.functions.piec
                              whose dropped bits may add a unit a threshold)
 reciprocal, rsqrt 10         3e-4, 2e-4 (relative; `protocols.functions.piecewise.lines`)
 rms_norm          16         9e-4 (relative, of a whole row; 4e-4 but for the smallest rows)
-softmax over 64   46         4e-4 (relative)
+softmax over 64   46         4e-4 (relative), 2^-14.7
 
 Reciprocals and norms also return a shared int32 that is positive if an input was out of range,
 whatever its 64 bits are, else 0 (`protocols.functions.piecewise.evaluate`); a model adds them up
@@ -150,7 +150,7 @@ SILU = {
 # a normal density of deviation 1.5 the root mean square error of SILU[6] and of SILU[8] is 1.1e-3;
 # for one of deviation 3 it is 1.7e-3 and 1.0e-3.
 PIECES = {"gelu": GELU[6], "silu": SILU[6]}
-LARGEST_ACTIVATION = 1000  # what the products of `protocols.functions.piecewise.quadratics` hold
+LARGEST_ACTIVATION = 1000  # what `widen` of `protocols.functions.piecewise.quadratics` holds
 
 
 def activation_bits(largest: float) -> int:

@@ -155,8 +155,8 @@ def test_a_recorded_session_agrees_with_the_meter(tiny_pair: tuple[Path, Path]) 
     received = sum(s["received_bytes"] for s in run.plan_steps)
     totals = transcript._totals(run)
     # Recorded beside: SPU's hand-shake when a runtime starts.
-    assert 0 <= totals["client_to_provider"] - sent < 10_000
-    assert 0 <= totals["provider_to_client"] - received < 10_000
+    assert 0 <= totals["client_to_provider"] - sent < 12_000
+    assert 0 <= totals["provider_to_client"] - received < 12_000
     metered = sum(s["sent_messages"] + s["received_messages"] for s in run.plan_steps)
     assert 0 <= totals["messages"] - metered < 40
     # Equal to itself, whatever its sizes are.

@@ -13,7 +13,7 @@ import pytest
 
 from protocols.arithmetic.narrow import FRAC_BITS
 from protocols.arithmetic.product import scale_rows
-from protocols.functions import nonlinear
+from protocols.functions import aggregation, nonlinear
 from protocols.functions.layers import times
 from protocols.functions.nonlinear import (
     GELU,
@@ -21,6 +21,7 @@ from protocols.functions.nonlinear import (
     PIECES,
     RECIPROCAL_BITS,
     SILU,
+    activation_bits,
     gelu,
     longer,
     norm_high,
@@ -435,6 +436,32 @@ def test_hidden_scores_weigh_nothing(simulation: Simulation) -> None:
     actual, _ = _secure(simulation, ours, scores)
     np.testing.assert_allclose(actual[:, :3], rows[:4], rtol=4e-4)
     assert not actual[:, 3].any()
+
+
+@pytest.mark.parametrize("n", [12, 1024, 8192])
+def test_means_of_many_values_are_as_exact(simulation: Simulation, n: int) -> None:
+    """Of more than the field's factors are fine enough for, in the ring."""
+    sums = np.geomspace(1, n, 6)
+    values = np.array([1.0, -2.5, 4.0])
+    x = _held(np.concatenate([sums[:, None], sums[:, None] * values], axis=-1))
+
+    def ours(x: Any) -> Any:
+        inverse, _ = reciprocal_of_sums(x[:, 0], n)
+        return aggregation._normalised(x[:, 1:], inverse, n)
+
+    actual, entries = _secure(simulation, ours, x)
+    assert any(e.name == "field_scale_rows" for e in entries) == (n <= 1024)
+    np.testing.assert_allclose(
+        actual, np.broadcast_to(values, actual.shape), rtol=2.0**-10 + 4e-4, atol=2.0**-11
+    )
+
+
+def test_wrong_squares_count_for_nothing(simulation: Simulation) -> None:
+    """From 2^9 on the field does not hold the square, and all pieces have been left behind."""
+    x = _held(np.array([-999.0, -700, -513, -512, -511, -20, 0, 20, 511, 512, 513, 700, 999]))
+    ours = lambda v: silu(v, bits=activation_bits(1000))  # noqa: E731
+    actual, _ = _secure(simulation, ours, x)
+    assert np.abs(actual - np.where(x > 0, x, 0)).max() <= _allowed(PIECES["silu"])
 
 
 def test_norms_with_fine_factors_stay_in_the_ring(simulation: Simulation) -> None:

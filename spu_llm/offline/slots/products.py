@@ -20,7 +20,7 @@ Polynomials, primes, Delta = q_1 q_2 q_3 and slots: `slots.ring`.
 
 Exact. In units of Delta, what is rounded in step 5 is off by 1/4 for the bit, 1/16 for the flood
 around its mean, 2^-63 for the noise, and by a deviation of 2^-10.5 for the rounding of c_0, which s
-multiplies: a half is 300 deviations away (tests/offline/test_slots.py measures it).
+multiplies: a half is 300 deviations away (tests/offline/test_slots_products.py measures it).
 
 What each party learns. The evaluator sees RLWE samples under s: the key and the ciphertexts, of u
 that the samples themselves make uniform. The owner sees c_0, which a_0 s' + e_0 makes an RLWE
@@ -39,8 +39,12 @@ Conditions, each with a test (tests/offline/test_slots_conditions.py):
 Gaps, stated:
   - s lives as long as the session: a copy of a running owner's memory opens, with what its peer
     has, the elements of all units that the session made, used ones too.
-  - Semi-honest parties. An owner that sends another key reads s', hence V, from c_0 and the bits;
-    an evaluator that sends another c_0 puts a function of s into the owner's share.
+  - What an answer may show adds up over a session: 2^-36 after 2^13 answers.
+  - Semi-honest parties. An owner that adds a constant to its ciphertexts, of the size of Delta over
+    p, gets a noisy bit of each coefficient of V into the bits of c_1, while all products are right:
+    no element follows from that which we know of, but a guess of all 8192 is confirmed. One that
+    sends another key reads s', hence V, from c_0 and the bits. An evaluator that sends another c_0
+    puts a function of s into the owner's share.
 """
 
 from __future__ import annotations
