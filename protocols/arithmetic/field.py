@@ -26,13 +26,12 @@ sends s_0 - s_1 + v, and s_u + u (s_0 - s_1 + v) = s_0 + u v.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from protocols.arithmetic.truncate import refresh
-from protocols.bits.convert import public_share, swap_bits, swap_cost
+from protocols.bits.convert import of_halves, public_share, swap_bits, swap_cost
 from protocols.bits.planes import unpack
 from spu_llm.core import field
 from spu_llm.core.correlation import Correlation, Correlations, Form, Part
@@ -59,15 +58,7 @@ def _element(strings: np.ndarray) -> np.ndarray:
     return field.added(high, field.reduced(strings[:, 0]))
 
 
-def _in_field_by_transfers(source: Transfers, units: int) -> Correlations:
-    return _made(source, units, Form.FIELD)
-
-
-def _in_ring_by_transfers(source: Transfers, units: int) -> Correlations:
-    return _made(source, units, Form.ARITH)
-
-
-def _made(source: Transfers, units: int, form: Form) -> Correlations:
+def _made(form: Form, source: Transfers, units: int) -> Correlations:
     """Make products of bits: one message each way, a word for each transfer that is offered. The
     parties choose in one half of the units each.
     """
@@ -81,41 +72,30 @@ def _made(source: Transfers, units: int, form: Form) -> Correlations:
     else:
         chosen, s_0, s_1 = strings[:, 0], zero[:, 0], one[:, 0]
         sent = s_0 - s_1 + own
-    width = field.BITS if in_field else 64
+    width = form.bits
     peers = from_bytes(source.swap(to_bytes(sent, width), width // 8 * len(bits)), width)
     if in_field:
         chose = bits, field.added(chosen, field.reduced(bits * peers))
         offered = own, field.subtracted(np.zeros_like(s_0), s_0)
     else:
         chose, offered = (bits, chosen + bits * peers), (own, _0 - s_0)
-    both = (chose, offered) if source.rank == CLIENT else (offered, chose)
-    mask, share = (np.concatenate(parts) for parts in zip(*both, strict=True))
-    masks = [np.zeros(units, np.uint64), np.zeros(units, np.uint64)]
-    masks[source.rank] = mask
-    return Correlations(masks, [share])
+    return of_halves(source.rank, chose, offered)
 
 
-_BITS = (Part((), Owner.CLIENT, Form.BIT), Part((), Owner.PROVIDER, Form.BIT))
+def _products_of_bits(name: str, form: Form) -> Correlation:
+    return Correlation(
+        name=name,
+        masks=(Part((), Owner.CLIENT, Form.BIT), Part((), Owner.PROVIDER, Form.BIT)),
+        results=(Part((), Owner.JOINT, form),),
+        secure=lambda c, q: [(c & q).astype(np.int64)],
+        by_transfers=functools.partial(_made, form),
+        transfers=(0.5, 0.5),
+        chunk=1 << 15,
+    )
 
-PRODUCT_IN_FIELD = Correlation(
-    name="field bits",
-    masks=_BITS,
-    results=(Part((), Owner.JOINT, Form.FIELD),),
-    secure=lambda c, q: [(c & q).astype(np.int64)],
-    by_transfers=_in_field_by_transfers,
-    transfers=(0.5, 0.5),
-    chunk=1 << 15,
-)
 
-PRODUCT_IN_RING = Correlation(
-    name="ring bits",
-    masks=_BITS,
-    results=(Part((), Owner.JOINT, Form.ARITH),),
-    secure=lambda c, q: [(c & q).astype(np.int64)],
-    by_transfers=_in_ring_by_transfers,
-    transfers=(0.5, 0.5),
-    chunk=1 << 15,
-)
+PRODUCT_IN_FIELD = _products_of_bits("field bits", Form.FIELD)
+PRODUCT_IN_RING = _products_of_bits("ring bits", Form.ARITH)
 
 
 def _product_of_own_bits(party: Party, bit: np.ndarray, correlation: Correlation) -> np.ndarray:
@@ -214,7 +194,6 @@ def correct_ring(
     prepared += (sign * ((flat - low) >> np.uint64(twos)) * inverse).reshape(prepared.shape)
 
 
-@functools.cache
 def crossing_cost(into: int, back: int) -> Cost:
     """Return the cost of `into_field` for so many values, and of `into_ring`."""
     return (swap_cost(into) if into else Cost()) + (swap_cost(back) if back else Cost())
@@ -222,5 +201,5 @@ def crossing_cost(into: int, back: int) -> Cost:
 
 def opening_cost(elements: int) -> Cost:
     """Return the cost of opening masked elements."""
-    size = math.ceil(field.BITS / 8) * elements
+    size = field.BITS // 8 * elements
     return Cost(2, 1, size, size)

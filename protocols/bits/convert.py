@@ -58,11 +58,20 @@ def _bits_by_transfers(width: int, source: Transfers, units: int) -> Correlation
     peers = from_bytes(source.swap(to_bytes(sent, width), size * len(bits)), width)
     chose = (bits, strings[:, 0] + bits * peers - bits)
     offered = (own, np.uint64(0) - zero[:, 0] - own)
-    both = (chose, offered) if source.rank == CLIENT else (offered, chose)
-    mask, minus_l = (np.concatenate(parts) for parts in zip(*both, strict=True))
-    masks = [np.zeros(units, np.uint64), np.zeros(units, np.uint64)]
-    masks[source.rank] = mask
-    return Correlations(masks, [minus_l])
+    return of_halves(source.rank, chose, offered)
+
+
+def of_halves(
+    rank: int, chose: tuple[np.ndarray, np.ndarray], offered: tuple[np.ndarray, np.ndarray]
+) -> Correlations:
+    """Return units of a bit of each party and a shared result, in a first part of which the client
+    chose and in the rest the provider. `chose`, `offered`: bits and shares where this party did.
+    """
+    both = (chose, offered) if rank == CLIENT else (offered, chose)
+    mask, share = (np.concatenate(parts) for parts in zip(*both, strict=True))
+    masks = [np.zeros_like(mask), np.zeros_like(mask)]
+    masks[rank] = mask
+    return Correlations(masks, [share])
 
 
 @functools.cache

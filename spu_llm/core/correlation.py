@@ -39,6 +39,11 @@ class Form(enum.Enum):
     FIELD = "field"  # additive shares modulo the prime of `spu_llm.core.field`
     PRIVATE = "private"  # one party's own words
 
+    @property
+    def bits(self) -> int:
+        """Return how many bits of a word count."""
+        return {Form.BIT: 1, Form.FIELD: field.BITS}.get(self, 64)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -226,12 +231,7 @@ def deal(
 ) -> list[list[np.ndarray]]:
     """Compute both parties' results for their masks, as an all-seeing dealer: for tests only."""
     units = len(shares[CLIENT][0])
-    client = [
-        uniform(part, sharing, units)
-        if part.form is Form.FIELD
-        else sharing.words((units, *part.shape))
-        for part in correlation.results
-    ]
+    client = [uniform(part, sharing, units) for part in correlation.results]
     return [client, others_results(correlation, shares, client, fixed)]
 
 

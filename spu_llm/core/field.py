@@ -49,9 +49,10 @@ def multiplied(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return of_integers(a * b - quotient * _SIGNED_P)
 
 
-def uniform(prg: Prg, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw uniform elements, by rejection."""
-    drawn = prg.words(shape) >> np.uint64(64 - BITS)
-    while (again := drawn >= _P).any():  # one of 2^28
-        drawn = np.where(again, prg.words(shape) >> np.uint64(64 - BITS), drawn)
+def uniform(prg: Prg, shape: tuple[int, ...], prime: int = P) -> np.ndarray:
+    """Draw uniform elements, or residues modulo another prime, by rejection."""
+    drop = np.uint64(64 - prime.bit_length())
+    drawn = prg.words(shape) >> drop
+    while (again := drawn >= np.uint64(prime)).any():
+        drawn = np.where(again, prg.words(shape) >> drop, drawn)
     return drawn

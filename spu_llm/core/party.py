@@ -20,7 +20,7 @@ from spu_llm.core.values import Owner, Private, Public, Value, from_bytes, to_by
 
 
 class Source(Protocol):
-    """Where units of correlated randomness come from: the session's supply."""
+    """Source of units of correlated randomness: the session's supply."""
 
     def take(
         self, correlation: Correlation, units: int, fixed: Factor | None = None

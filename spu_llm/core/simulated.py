@@ -15,7 +15,7 @@ import numpy as np
 
 from spu_llm.core import field
 from spu_llm.core.channel import MemoryChannel
-from spu_llm.core.correlation import Correlation, Correlations, Form, uniform
+from spu_llm.core.correlation import Correlation, Correlations, uniform
 from spu_llm.core.integers import Factor
 from spu_llm.core.op import View
 from spu_llm.core.party import Party
@@ -72,13 +72,7 @@ class SimulatedParty(Party):
     ) -> Correlations:
         def fresh() -> list[np.ndarray]:
             masks = correlation.draw(self.rank, self.own, units)
-            results = [
-                uniform(p, self.own, units)
-                if p.form is Form.FIELD
-                else self.own.words((units, *p.shape))
-                for p in correlation.results
-            ]
-            return masks + results
+            return masks + [uniform(part, self.own, units) for part in correlation.results]
 
         masks = len(correlation.masks)
         taken = self.drawn.take(masks + len(correlation.results), fresh)

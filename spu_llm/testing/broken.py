@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.core import field
 from spu_llm.core.channel import Channel, SealedChannel
 from spu_llm.core.correlation import Correlation, Correlations, Form
 from spu_llm.core.integers import Factor
@@ -86,9 +85,8 @@ class KnownMask(BrokenParty):
         self.known: set[tuple[tuple[int, ...], int]] = set()  # shapes of masks, and their bits
 
     def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
-        bits = {Form.BIT: 1, Form.FIELD: field.BITS}.get(form, 64)
-        self.known.add((words.shape, bits))
-        return leaked_words(words.shape, bits)
+        self.known.add((words.shape, form.bits))
+        return leaked_words(words.shape, form.bits)
 
 
 MASK_TWINS: dict[str, type[Party]] = {

@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.core import field
-from spu_llm.core.correlation import Correlation, Correlations, Form, others_results
+from spu_llm.core.correlation import Correlation, Correlations, others_results
 from spu_llm.core.integers import Factor
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
@@ -142,7 +141,7 @@ class Replay:
     def fresh_of(self, draw: _Draw) -> list[_Fresh]:
         """Return this party's masks in one draw of prepared units."""
         return [
-            _Fresh(_source(words), {Form.BIT: 1, Form.FIELD: field.BITS}.get(part.form, 64))
+            _Fresh(_source(words), part.form.bits)
             for part, words in zip(draw.correlation.masks, draw.own, strict=True)
             if words.size
             and part.is_held_by(self._rank)

@@ -77,7 +77,7 @@ class Fresh:
 
 @dataclass
 class Outcome:
-    """What both parties saw of one run."""
+    """Outcome of one run, as both parties saw it."""
 
     inputs: list[list[Value]]
     outputs: list[list[Value]]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import enable_x64
 
+from spu_llm.core import field
 from spu_llm.core.field import P
 from spu_llm.core.prg import Prg
 from spu_llm.offline.slots import ring
@@ -25,7 +26,7 @@ def drawn(seed: int, prime: int, count: int = N) -> np.ndarray:
     edges = np.array([0, 1, 2, prime // 2, prime // 2 + 1, prime - 2, prime - 1], np.uint64)
     which = prg.words((count,))
     edge = edges[(which >> np.uint64(2)) % np.uint64(len(edges))]
-    return np.where(which % np.uint64(3) == 0, edge, ring.uniform(prg, prime, (count,)))
+    return np.where(which % np.uint64(3) == 0, edge, field.uniform(prg, (count,), prime))
 
 
 def coefficient(x: np.ndarray, y: np.ndarray, n: int) -> int:
@@ -125,5 +126,5 @@ def test_over_delta_is_rounded(bits: int) -> None:
 
 def test_uniform_residues_are_drawn_by_rejection() -> None:
     for q in PRIMES:
-        residues = ring.uniform(Prg.from_seed(1, "uniform"), q, (1 << 14,))
+        residues = field.uniform(Prg.from_seed(1, "uniform"), (1 << 14,), q)
         assert residues.max() < q and abs(residues.mean() / q - 0.5) < 0.01

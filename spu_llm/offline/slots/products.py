@@ -264,7 +264,7 @@ class SlotProducts:
             label = f"{VERSION}: {what}, {self._common}, {ROLES[rank]},"
             stream = rlwe.public_stream(label, start + i)
             for j, prime in enumerate(ring.PRIMES):
-                made[i, j] = ring.uniform(stream, prime, (N,))
+                made[i, j] = field.uniform(stream, (N,), prime)
         return made.reshape(*shape, len(ring.PRIMES), N)
 
 

@@ -27,7 +27,6 @@ import numpy as np
 from jax.experimental import enable_x64
 
 from spu_llm.core.field import P
-from spu_llm.core.prg import Prg
 
 N = 8192
 MODULI = (0xFFFFFDC001, 0xFFFFF4C001, 0xFFFFF3C001)  # q_1 to q_3, 40 bits each
@@ -40,15 +39,6 @@ _PRIMES = np.array(PRIMES, np.int64)[:, None]
 
 
 # ---- residues
-
-
-def uniform(prg: Prg, prime: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw uniform residues, by rejection."""
-    drop = np.uint64(64 - prime.bit_length())
-    drawn = prg.words(shape) >> drop
-    while (again := drawn >= np.uint64(prime)).any():
-        drawn = np.where(again, prg.words(shape) >> drop, drawn)
-    return drawn
 
 
 def residues(x: np.ndarray) -> np.ndarray:
