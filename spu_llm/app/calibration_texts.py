@@ -99,11 +99,13 @@ def _chats(path: Path, directory: Path) -> Iterator[Part]:
         yield tokenizer.encode(head, goes_on=True), tokenizer.encode(rest, goes_on=True)
 
 
-def messages_in(path: Path) -> Iterator[tuple[dict[str, Any], list[Message]]]:
-    """Read the first MAX_TEXTS chats of a JSON Lines file: each one's fields, and its messages.
-    InputError, with the line, for what is none.
+def messages_in(
+    path: Path, most: int | None = MAX_TEXTS
+) -> Iterator[tuple[dict[str, Any], list[Message]]]:
+    """Read the first `most` chats of a JSON Lines file, or all: each one's fields, and its
+    messages. InputError, with the line, for what is none.
     """
-    lines = [line for line in read_text(path, "--chats").split("\n") if line][:MAX_TEXTS]
+    lines = [line for line in read_text(path, "--chats").split("\n") if line][:most]
     if not lines:
         raise InputError(f"{path}, of --chats, is empty")
     for number, line in enumerate(lines, 1):

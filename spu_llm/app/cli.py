@@ -122,6 +122,7 @@ def command_line() -> Parser:
     """Return the parser of all commands; options of a command are added when it is chosen."""
     from spu_llm.app import studies
     from spu_llm.app.commands import (
+        align,
         attack,
         calibrate,
         chat,
@@ -153,6 +154,7 @@ def command_line() -> Parser:
         pool,
         import_model,
         calibrate,
+        align,
         inspect,
         vault,
         attack,

@@ -219,6 +219,54 @@ def test_a_bit_of_c_1_is_sent_and_its_whole_part_is_not(monkeypatch: pytest.Monk
         assert set(np.unique(bit)) == {0, 1}
 
 
+# ---- what deviating reaches
+
+
+def residuals(monkeypatch: pytest.MonkeyPatch, shift: int) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return what the bits of c_1 tell an owner whose noise is `shift` larger, the coefficients of
+    V over p, and whether all products are right.
+    """
+    rests: list[np.ndarray] = []
+    nearest = products._nearest
+    added = np.array([shift % q for q in PRIMES], np.uint64)[:, None]
+    moduli = np.array(PRIMES, np.uint64)[:, None]
+
+    def spied(x: np.ndarray) -> np.ndarray:
+        rests.append(x - np.rint(x))
+        return nearest(x)
+
+    with monkeypatch.context() as patch:
+        actual = Answers(patch, calls=0)
+        client, provider = actual.two.products
+        encrypted, noise = provider._encrypted, provider._noise
+
+        def shifted(public: np.ndarray) -> Any:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(provider, "_noise", lambda: (noise() + added) % moduli)
+                return encrypted(public)
+
+        patch.setattr(client, "_shares", lambda answers: np.zeros_like(answers[0]))
+        patch.setattr(products, "_nearest", spied)
+        patch.setattr(provider, "_encrypted", shifted)
+        (u, x), (v, y) = actual.two.call(lambda party: party.products(4 * N))
+    # The client owns the first half, so what it evaluated is the second.
+    right = field.added(x, y)[2 * N :] == field.multiplied(u, v)[2 * N :]
+    coefficients = [ring.polynomials(ring.lifted(one))[0] for one in actual.v]
+    signed = [np.where(one > P // 2, one - np.float64(P), one) / P for one in coefficients]
+    return np.concatenate(rests), np.concatenate(signed), bool(right.all())
+
+
+def test_a_shifted_ciphertext_tells_a_noisy_bit_of_each_coefficient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stated gap: an owner that deviates learns this much, by products that are all right."""
+    told, coefficients, right = residuals(monkeypatch, DELTA // (4 * P))
+    assert right and np.corrcoef(told, coefficients)[0, 1] > 0.4
+    told, coefficients, right = residuals(monkeypatch, 0)
+    # 2 N pairs: four deviations.
+    assert right and abs(np.corrcoef(told, coefficients)[0, 1]) < 4 / len(told) ** 0.5
+
+
 # ---- randomness
 
 

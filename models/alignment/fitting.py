@@ -1,0 +1,364 @@
+"""Distillation: the student learns the private model's answers (POST, section 4 and Appendix A).
+
+Its loss is, on average over the places that count, with p the private model's distribution and q
+the student's, both over the K most likely tokens of p,
+
+    cross entropy    - sum_x p(x) log q(x), as published
+    rejection        1 - sum_x min(p(x), q(x)): how often speculative sampling rejects a draft
+
+where the second is left out as published. What is measured on held-out texts is the *acceptance*,
+sum_x min(p(x), q(x)), which is a lower bound of a draft's chance to stay since p's further tokens
+are not counted, and how often the most likely token of both is the same.
+
+Everything lies in a folder after each measurement, so that a run which ends goes on where it was:
+the student, the optimiser's state, and the curve.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from safetensors.numpy import load_file, save_file
+
+from models.alignment.answers import Answer
+from models.alignment.student import Student
+from models.cache import rows_after
+from models.family import ModelConfig, Params, family_of
+from models.training.optimise import Schedule, optimiser
+from spu_llm.core.errors import InputError
+
+BUCKET = 64  # windows are padded to a multiple of it
+_BETTER = 0.001  # in acceptance, to count as an improvement
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hyperparameters of an alignment."""
+
+    epochs: int
+    batch: int  # tokens a step, about
+    learning_rate: float
+    rejection: float  # weight of that loss; 0 as published
+    measured_every: int  # steps
+    patience: int  # measurements without an improvement, after which it ends
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measurement on the held-out texts."""
+
+    step: int
+    tokens: int  # places of the private model's answers that the student has learnt from so far
+    loss: float | None  # mean since the last measurement
+    acceptance: float
+    same: float  # share of places with the same most likely token
+    seconds: float
+
+
+@dataclass
+class Run:
+    """What a run of an alignment has come to."""
+
+    curve: list[Point] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> Point:
+        return max(self.curve, key=lambda point: point.acceptance)
+
+    def is_over(self, patience: int) -> bool:
+        """Tell whether acceptance has stopped growing."""
+        so_far, best = 0.0, 0
+        for i, point in enumerate(self.curve):
+            if point.acceptance > so_far + _BETTER:
+                so_far, best = point.acceptance, i
+        return len(self.curve) - 1 - best >= patience
+
+
+# ---- batches
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows of answers, padded."""
+
+    tokens: np.ndarray  # int32 [window, n]
+    ids: np.ndarray  # int32 [window, n, K]: of what comes after each token
+    log_p: np.ndarray  # float32 [window, n, K]
+    counts: np.ndarray  # float32 [window, n]: 1 where that counts
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.tokens, self.ids, self.log_p, self.counts
+
+
+def padded(answers: Sequence[Answer], length: int, windows: int) -> Batch:
+    """Return a batch of `windows` windows of `length` tokens, of as many answers at most."""
+    k = answers[0].ids.shape[1]
+    batch = Batch(
+        np.zeros((windows, length), np.int32),
+        np.zeros((windows, length, k), np.int32),
+        np.zeros((windows, length, k), np.float32),
+        np.zeros((windows, length), np.float32),
+    )
+    for i, answer in enumerate(answers):
+        places = np.flatnonzero(answer.counts) - 1
+        n = len(answer.tokens) - 1
+        batch.tokens[i, :n] = answer.tokens[:-1]
+        batch.ids[i, places], batch.log_p[i, places] = answer.ids, answer.log_p
+        batch.counts[i, places] = 1.0
+    return batch
+
+
+def batches(answers: Sequence[Answer], size: int, order: np.random.Generator) -> Iterator[Batch]:
+    """Yield batches of about `size` tokens: all answers once, shuffled, those of similar lengths
+    together.
+    """
+    by_length: dict[int, list[Answer]] = {}
+    chosen = []
+    for i in order.permutation(len(answers)):
+        length = -(-(len(answers[i].tokens) - 1) // BUCKET) * BUCKET
+        waiting = by_length.setdefault(length, [])
+        waiting.append(answers[i])
+        if len(waiting) == max(1, size // length):
+            chosen.append((length, by_length.pop(length)))
+    chosen += by_length.items()
+    for i in order.permutation(len(chosen)):
+        length, some = chosen[i]
+        yield padded(some, length, max(1, size // length))
+
+
+# ---- the loss
+
+
+def _hidden(params: Params, config: ModelConfig, tokens: jax.Array) -> tuple[Params, jax.Array]:
+    """Return folded weights, and rows [window, n, d] before the head."""
+    family, n = family_of(config), tokens.shape[1]
+    weights = family.fold(params, config)
+
+    def of_window(window: jax.Array) -> jax.Array:
+        x = family.embed(weights, config, window, jnp.arange(n))
+        rows, _, _ = family.forward(weights, config, x, rows_after(0, n, n), config.empty_cache(n))
+        return rows
+
+    return weights, jax.vmap(of_window)(tokens)
+
+
+def _log_q(
+    params: Params, config: ModelConfig, batch: Sequence[Any], temperature: float
+) -> tuple[jax.Array, jax.Array]:
+    """Return the student's log-probabilities [window, n, K] of the private model's tokens, and its
+    own most likely token [window, n].
+    """
+    tokens, ids, *_ = batch
+    weights, rows = _hidden(params, config, tokens)
+    shape = tokens.shape
+    logits = family_of(config).head(weights, rows.reshape(-1, rows.shape[-1])) / temperature
+    logits = logits.reshape(*shape, -1)
+    mass = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    return jnp.take_along_axis(logits, ids, axis=-1) - mass, jnp.argmax(logits, axis=-1)
+
+
+def _accepted(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), axis=-1)
+
+
+def loss_of(config: ModelConfig, settings: Settings) -> Callable[..., jax.Array]:
+    """Return loss(params, batch), a scalar."""
+
+    def loss(params: Params, batch: Sequence[Any]) -> jax.Array:
+        log_q, _ = _log_q(params, config, batch, settings.temperature)
+        _, _, log_p, counts = batch
+        of_place = -jnp.sum(jnp.exp(log_p) * log_q, axis=-1)
+        if settings.rejection:
+            of_place += settings.rejection * (1.0 - _accepted(log_p, log_q))
+        return jnp.sum(of_place * counts) / jnp.maximum(jnp.sum(counts), 1.0)
+
+    return loss
+
+
+def measure_of(config: ModelConfig, settings: Settings) -> Callable[..., jax.Array]:
+    """Return measure(params, batch): sums over places of the acceptance and of the same most likely
+    token, and the number of places.
+    """
+
+    def measure(params: Params, batch: Sequence[Any]) -> jax.Array:
+        log_q, likeliest = _log_q(params, config, batch, settings.temperature)
+        _, ids, log_p, counts = batch
+        accepted = jnp.sum(_accepted(log_p, log_q) * counts)
+        return jnp.stack([accepted, jnp.sum((likeliest == ids[..., 0]) * counts), jnp.sum(counts)])
+
+    return measure
+
+
+# ---- the loop
+
+
+def fit(
+    student: Student,
+    learnt: Sequence[Answer],
+    held_out: Sequence[Answer],
+    settings: Settings,
+    folder: Path,
+    say: Callable[[str], None],
+) -> tuple[Params, Run]:
+    """Train a student, or go on where a run with the same settings in `folder` was; return the
+    parameters with the best acceptance, and the curve. InputError when the folder has a run with
+    other settings.
+    """
+    config = student.config
+    per_epoch = sum(1 for _ in batches(learnt, settings.batch, np.random.default_rng(0)))
+    steps = settings.epochs * per_epoch
+    schedule = Schedule(
+        steps=max(steps, 2),
+        batch=settings.batch,
+        learning_rate=settings.learning_rate,
+        warmup=max(1, min(100, steps // 10)),
+        weight_decay=0.01,
+    )
+    transform = optimiser(schedule)
+    fixed = {name: value for name, value in student.params.items() if name in student.fixed}
+    moving = {name: value for name, value in student.params.items() if name not in fixed}
+    loss, measure = loss_of(config, settings), measure_of(config, settings)
+
+    def update(moving: Any, state: Any, fixed: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
+        value, gradient = jax.value_and_grad(lambda m: loss({**m, **fixed}, batch))(moving)
+        change, state = transform.update(gradient, state, moving)
+        return optax.apply_updates(moving, change), state, value
+
+    step = jax.jit(update, donate_argnums=(0, 1))
+    measured = jax.jit(lambda moving, fixed, batch: measure({**moving, **fixed}, batch))
+    moving, fixed = jax.device_put(moving), jax.device_put(fixed)
+    saved = Saved(folder, settings, len(learnt))
+    (moving, state), run, done = saved.begun((moving, jax.device_put(transform.init(moving))))
+    best = saved.best(moving)
+    held = [padded([one], _room(one), 1).arrays() for one in held_out]
+
+    def measurement(loss: float | None, tokens: int, at: int) -> Point:
+        sums = sum(np.asarray(measured(moving, fixed, one), np.float64) for one in held)
+        accepted, same, places = np.asarray(sums)
+        return Point(at, tokens, loss, accepted / places, same / places, run.seconds)
+
+    if not run.curve:
+        say("measuring the student as it is")
+        run.curve.append(measurement(None, 0, 0))
+    tokens, losses = run.curve[-1].tokens, []
+    for number, batch in _from(learnt, settings, done):
+        if run.is_over(settings.patience):
+            break
+        began = time.monotonic()
+        moving, state, value = step(moving, state, fixed, batch.arrays())
+        losses.append(float(value))
+        tokens += int(batch.counts.sum())
+        run.seconds += time.monotonic() - began
+        left = (steps - number) * run.seconds / number
+        say(
+            f"step {number} of {steps}, loss {losses[-1]:.3f}, acceptance "
+            f"{run.curve[-1].acceptance:.3f}, about {left / 60:.0f} min to go"
+        )
+        if number % settings.measured_every == 0 or number == steps:
+            run.curve.append(measurement(float(np.mean(losses)), tokens, number))
+            losses = []
+            is_best = run.best is run.curve[-1]
+            best = jax.device_get(moving) if is_best else best
+            saved.save((moving, state), run, number, is_best)
+    return {**jax.device_get(best), **jax.device_get(fixed)}, run
+
+
+def _room(answer: Answer) -> int:
+    return -(-(len(answer.tokens) - 1) // BUCKET) * BUCKET
+
+
+def _from(learnt: Sequence[Answer], settings: Settings, done: int) -> Iterator[tuple[int, Batch]]:
+    """Yield the batches of all epochs after the first `done` ones, with their numbers from 1."""
+    number = 0
+    for epoch in range(settings.epochs):
+        order = np.random.default_rng([settings.seed, epoch])
+        for batch in batches(learnt, settings.batch, order):
+            number += 1
+            if number > done:
+                yield number, batch
+
+
+# ---- what is kept of a run
+
+
+class Saved:
+    """A run's state in a folder: written whole after each measurement."""
+
+    def __init__(self, folder: Path, settings: Settings, texts: int) -> None:
+        self._folder = folder
+        self._said = {**asdict(settings), "texts": texts}
+
+    def begun(self, start: Any) -> tuple[Any, Run, int]:
+        """Return parameters and optimiser state, the curve, and the steps done."""
+        path = self._folder / "run.json"
+        if not path.exists():
+            return start, Run(), 0
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["settings"] != self._said:
+            differ = [name for name, value in self._said.items() if kept["settings"][name] != value]
+            raise InputError(
+                f"{self._folder} holds a run with another {', '.join(differ)}; give the same "
+                "options to go on with it, or another --out"
+            )
+        run = Run([Point(**point) for point in kept["curve"]], kept["seconds"])
+        return _read(self._folder / kept["state"], start), run, kept["done"]
+
+    def best(self, like: Any) -> Any:
+        """Return the parameters with the best acceptance so far."""
+        path = self._folder / "best.safetensors"
+        return _read(path, like) if path.exists() else jax.device_get(like)
+
+    def save(self, state: Any, run: Run, done: int, is_best: bool) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if is_best:
+            _write(self._folder / "best.safetensors", state[0])
+        name = f"state_{done}.safetensors"
+        _write(self._folder / name, state)
+        kept = {
+            "settings": self._said,
+            "curve": [asdict(point) for point in run.curve],
+            "seconds": run.seconds,
+            "done": done,
+            "state": name,
+        }
+        unfinished = self._folder / "run.unfinished"
+        unfinished.write_text(json.dumps(kept), encoding="utf-8")
+        os.replace(unfinished, self._folder / "run.json")
+        for old in self._folder.glob("state_*.safetensors"):
+            if old.name != name:
+                old.unlink()
+
+
+def _write(path: Path, tree: Any) -> None:
+    leaves = jax.tree.leaves(jax.device_get(tree))
+    unfinished = path.with_suffix(".unfinished")
+    save_file({str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}, unfinished)
+    os.replace(unfinished, path)
+
+
+def _read(path: Path, like: Any) -> Any:
+    """Return a tree of the shape of `like`. InputError when the file holds another one."""
+    leaves, shape = jax.tree.flatten(like)
+    try:
+        kept: Mapping[str, np.ndarray] = load_file(path)
+        read = [kept[str(i)] for i in range(len(leaves))]
+        if any(one.shape != np.shape(leaf) for one, leaf in zip(read, leaves, strict=True)):
+            raise ValueError
+    except (OSError, KeyError, ValueError):
+        raise InputError(
+            f"{path.parent} holds a run of another student; give another --out"
+        ) from None
+    return jax.tree.unflatten(shape, read)

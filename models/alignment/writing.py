@@ -1,0 +1,185 @@
+"""The private model writes: many texts side by side, with its distributions at the places that
+count, in the clear at its owner.
+
+A text is a *script*: tokens that are given, and runs of tokens that the model draws. The lanes of
+one cache hold as many texts as there are lanes; when a text is over, the next script begins in its
+lane, which from then on sees only its own rows. When the cache is full, the texts in it are over,
+too, and it begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.alignment.answers import Answer
+from models.cache import Block, Rows
+from models.family import ModelConfig, Params, family_of
+
+LEAST = 4  # places that count, of a text that is kept
+
+
+@dataclass(frozen=True)
+class Given:
+    """Tokens that stand in a text as they are; `counts`: the model's distributions there do."""
+
+    tokens: Sequence[int]
+    counts: bool = False
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens that the model draws, up to one that ends a text, and so many at most. That token
+    stays if the text ends with it; where more is given after it, that begins with one of its own.
+    """
+
+    most: int
+    counts: bool = True
+
+
+Script = Sequence[Given | Drawn]
+
+
+@dataclass
+class Lane:
+    """A text while it is written."""
+
+    script: Script
+    start: int  # the row of the cache that its first token stands in
+    tokens: list[int] = field(default_factory=list)
+    counts: list[bool] = field(default_factory=list)
+    ids: list[np.ndarray] = field(default_factory=list)
+    log_p: list[np.ndarray] = field(default_factory=list)
+    _part: int = 0
+    _done: int = 0  # tokens of this part
+
+    def open(self) -> bool:
+        """Tell whether the text goes on."""
+        while self._part < len(self.script) and isinstance(part := self.script[self._part], Given):
+            if self._done < len(part.tokens):
+                return True
+            self._next_part()
+        return self._part < len(self.script)
+
+    def _next_part(self) -> None:
+        self._part, self._done = self._part + 1, 0
+
+    def goes_on(self, ids: np.ndarray, log_p: np.ndarray, drawn: int, ends: frozenset[int]) -> None:
+        """Append the next token of an open text, given the model's distribution and a draw."""
+        part = self.script[self._part]
+        if isinstance(part, Drawn) and drawn in ends and self._part + 1 < len(self.script):
+            self._next_part()
+            assert self.open()
+            part = self.script[self._part]
+        token = part.tokens[self._done] if isinstance(part, Given) else drawn
+        self.tokens.append(int(token))
+        self.counts.append(part.counts and len(self.tokens) > 1)
+        if self.counts[-1]:
+            self.ids.append(ids)
+            self.log_p.append(log_p)
+        self._done += 1
+        if isinstance(part, Drawn) and (drawn in ends or self._done == part.most):
+            self._next_part()
+
+    def answer(self) -> Answer | None:
+        """Return the text so far; None where too little of it counts."""
+        if len(self.ids) < LEAST:
+            return None
+        return Answer(
+            np.array(self.tokens, np.int32),
+            np.array(self.counts, bool),
+            np.stack(self.ids).astype(np.int32),
+            np.stack(self.log_p).astype(np.float32),
+        )
+
+
+@dataclass
+class Writer:
+    """A model that writes `lanes` texts at once. A round has `rows` steps, hence as many tokens in
+    each lane, and one more that is drawn last.
+    """
+
+    config: ModelConfig
+    params: Params
+    ends: frozenset[int]
+    lanes: int
+    rows: int
+    top_k: int
+    temperature: float
+
+    def __post_init__(self) -> None:
+        self._weights = jax.device_put(family_of(self.config).fold(self.params, self.config))
+        self._step = jax.jit(
+            partial(_step, self.config, self.top_k, self.temperature), donate_argnums=1
+        )
+
+    def round(self, scripts: Iterator[Script], seed: int) -> list[Answer]:
+        """Fill the cache once; return the texts. `scripts` gives the next text, as long as there
+        are any; a script that does not fit is cut.
+        """
+        # Copies: buffers that a step takes over must differ.
+        cache = jax.tree.map(jnp.copy, self.config.empty_cache(self.rows, self.lanes))
+        key = jax.random.key(seed)
+        lanes = [self._begun(scripts, 0) for _ in range(self.lanes)]
+        answers: list[Answer] = []
+        for row in range(self.rows):
+            if not any(lane is not None for lane in lanes):
+                break
+            tokens = np.array([0 if lane is None else lane.tokens[-1] for lane in lanes], np.int32)
+            starts = np.array([row if lane is None else lane.start for lane in lanes], np.int32)
+            key, now = jax.random.split(key)
+            made, cache = self._step(self._weights, cache, tokens, starts, np.int32(row), now)
+            ids, log_p, drawn = map(np.asarray, made)
+            for i, lane in enumerate(lanes):
+                if lane is None:
+                    continue
+                if lane.open():
+                    lane.goes_on(ids[i], log_p[i], int(drawn[i]), self.ends)
+                if not lane.open() or row == self.rows - 1:
+                    answers += [one] if (one := lane.answer()) is not None else []
+                    lanes[i] = None if row == self.rows - 1 else self._begun(scripts, row + 1)
+        return answers
+
+    def _begun(self, scripts: Iterator[Script], row: int) -> Lane | None:
+        """Return the next text, with its first token, which is given."""
+        script = next(scripts, None)
+        if script is None:
+            return None
+        lane = Lane(script, row)
+        assert isinstance(script[0], Given) and script[0].tokens
+        lane.open()
+        nothing = np.empty(0)
+        lane.goes_on(nothing, nothing, -1, self.ends)
+        return lane
+
+
+def _step(
+    config: ModelConfig,
+    top_k: int,
+    temperature: float,
+    weights: Params,
+    cache: Block,
+    tokens: jax.Array,
+    starts: jax.Array,
+    row: jax.Array,
+    key: jax.Array,
+) -> tuple[Any, Block]:
+    """Return, for the token of each lane in row `row`: ids and log-probabilities [lane, K] of what
+    comes next, and a draw [lane]; and the cache with the row.
+    """
+    family = family_of(config)
+    positions = (row - starts)[:, None]
+    row_numbers = jnp.arange(cache.positions)
+    visible = (row_numbers >= starts[:, None]) & (row_numbers <= row)
+    x = family.embed(weights, config, tokens, row - starts)
+    at = Rows(positions, visible[:, None], row)
+    hidden, cache, _ = family.forward(weights, config, x, at, cache)
+    log_p = jax.nn.log_softmax(family.head(weights, hidden) / temperature)
+    top, ids = jax.lax.top_k(log_p, top_k)
+    return (ids, top, jax.random.categorical(key, log_p)), cache

@@ -1,0 +1,243 @@
+"""`spu-llm align`: a draft model that learns what a private model answers."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spu_llm.app.printing import show
+from spu_llm.app.progress import Progress
+from spu_llm.core.errors import InputError
+
+if TYPE_CHECKING:
+    from models.alignment.student import Student
+    from models.alignment.writing import Script
+
+LANES = 64  # texts that the private model writes side by side
+TOP_K = 5
+_REJECTION = 2.0  # weight of that loss beside the cross entropy
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "align",
+        help="align a draft model with a private one, in the clear at its owner",
+        description="The private model answers public text, chats, or what it asks itself, and a "
+        "draft model learns its answers, so that it keeps more of the drafts. The owner of the "
+        "private model runs all of it, or gives away the folder `answers` in --out, which says of "
+        "each place the --top-k likeliest tokens, for `align --answers`. Stops early when drafts "
+        "get no better; run again with the same options, it goes on where it was.",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--private", type=Path, metavar="DIR", help="the model that answers")
+    source.add_argument("--answers", type=Path, metavar="DIR", help="answers that it has given")
+    _add_student(parser)
+    _add_texts(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the draft model")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="of the answers (default: 1)"
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=TOP_K,
+        metavar="K",
+        help="likeliest tokens at a place that are learnt, up to the whole vocabulary (default: "
+        f"{TOP_K}, as published); six bytes each",
+    )
+    parser.add_argument(
+        "--as-published", action="store_true", help="learn by cross entropy alone (POST, App. A)"
+    )
+    parser.add_argument("--epochs", type=int, default=2, metavar="N", help="(default: 2)")
+    parser.add_argument(
+        "--learning-rate", type=float, default=1e-3, metavar="R", help="at its peak (default: 1e-3)"
+    )
+    parser.add_argument(
+        "--length", type=int, default=256, metavar="N", help="tokens of a text, at most"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    parser.set_defaults(run=_align)
+
+
+def _add_student(parser: Any) -> None:
+    begun = parser.add_mutually_exclusive_group(required=True)
+    begun.add_argument("--public", type=Path, metavar="DIR", help="the draft model to begin with")
+    begun.add_argument("--blocks", type=int, metavar="N", help="begin with N random blocks")
+    begun.add_argument(
+        "--keep",
+        metavar="I,J,...",
+        help="begin with these blocks of the private model, and its table of tokens, which stays: "
+        "who gets the draft model gets them, too",
+    )
+    parser.add_argument("--width", type=int, metavar="N", help="of --blocks (default: as private)")
+
+
+def _add_texts(parser: Any) -> None:
+    texts = parser.add_argument_group("what the private model is asked on (nobody's secrets)")
+    texts.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text, at each token")
+    texts.add_argument(
+        "--chats", type=Path, metavar="FILE", help="JSON Lines, as of calibrate: it answers each"
+    )
+    texts.add_argument(
+        "--write",
+        type=int,
+        metavar="N",
+        help="texts of its own, until N tokens are answered; a chat model asks itself",
+    )
+
+
+def _align(options: argparse.Namespace) -> None:
+    from models.alignment.fitting import Settings
+    from models.alignment.run import ANSWERS, CURVE, align
+
+    _check(options)
+    progress = Progress()
+    try:
+        progress.stage("loading")
+        if options.private is not None:
+            tokenizer, student = _asked(options, progress)
+        else:
+            tokenizer, student = options.public, _given(options)
+        settings = Settings(
+            epochs=options.epochs,
+            batch=2048,
+            learning_rate=options.learning_rate,
+            rejection=0.0 if options.as_published else _REJECTION,
+            measured_every=50,
+            patience=8,
+            temperature=options.temperature,
+            seed=options.seed,
+        )
+        progress.stage("aligning")
+        run = align(student, settings, tokenizer, options.out, progress.update)
+    finally:
+        progress.close()
+    first, best, config = run.curve[0], run.best, student.config
+    for point in run.curve:
+        loss = "" if point.loss is None else f", loss {point.loss:.3f}"
+        show(
+            f"after {point.tokens} answers: acceptance {point.acceptance:.3f}, the same likeliest "
+            f"token {point.same:.0%}{loss}"
+        )
+    show(
+        f"{options.out} written: {config.title}, {config.layers} blocks of width {config.width}; "
+        f"acceptance {first.acceptance:.3f} before, {best.acceptance:.3f} after {best.tokens} "
+        f"answers; the curve is in {CURVE}, answers in {ANSWERS}"
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise InputError, before anything is loaded, for options that do not go together."""
+    asked = [options.text, options.chats, options.write]
+    if options.private is not None and asked == [None] * 3:
+        raise InputError("say what the private model is to answer: --text, --chats or --write N")
+    if options.answers is not None and asked != [None] * 3:
+        raise InputError("--answers holds the answers; leave out --text, --chats and --write")
+    if options.answers is not None and options.public is None:
+        raise InputError("--answers needs --public DIR, the draft model to begin with")
+    if options.width is not None and options.blocks is None:
+        raise InputError("--width belongs to --blocks; leave it out")
+    for name, least, most in (
+        ("epochs", 1, 1000),
+        ("top_k", 1, 1 << 20),
+        ("length", 16, 4096),
+        ("blocks", 1, 1000),
+        ("write", 1, 1 << 40),
+    ):
+        value = getattr(options, name)
+        if value is not None and not least <= value <= most:
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} must be {least} to {most}, found {value}")
+    if not 0 < options.temperature <= 10:
+        raise InputError(f"--temperature must be above 0, 10 at most, found {options.temperature}")
+    if not 0 < options.learning_rate <= 1:
+        raise InputError(
+            f"--learning-rate must be above 0, 1 at most, found {options.learning_rate}"
+        )
+
+
+def _asked(options: argparse.Namespace, progress: Progress) -> tuple[Path, Student]:
+    """Have the private model answer; return the directory with the tokenizer, and the student."""
+    from models.alignment import student
+    from models.alignment.answers import Origin
+    from models.alignment.run import ANSWERS, ask
+    from models.alignment.writing import Writer
+    from models.hf import load_uncalibrated
+    from models.text_format import TextFormat
+
+    text = TextFormat.of_model(options.private)
+    config, params = load_uncalibrated(options.private)
+    if options.top_k > config.vocab_size:
+        raise InputError(f"--top-k must be at most {config.vocab_size}, the vocabulary")
+    if options.length > config.context:
+        raise InputError(f"--length must be at most {config.context}, the model's context")
+    if options.public is not None:
+        begun = student.of_public(options.public, text.tokenizer.digest)
+    elif options.blocks is not None:
+        begun = student.from_nothing(config, options.blocks, options.width, options.seed)
+    else:
+        begun = student.of_blocks(config, params, _numbers(options.keep))
+    if begun.config.context < options.length:
+        raise InputError(f"--length must be at most {begun.config.context}, the draft's context")
+    progress.stage("the private model answers")
+    writer = Writer(
+        config,
+        params,
+        text.tokenizer.eos_ids,
+        LANES,
+        options.length,
+        options.top_k,
+        options.temperature,
+    )
+    origin = Origin(text.tokenizer.digest, options.temperature, options.top_k)
+    folder = options.out / ANSWERS
+    tokens = options.write
+    ask(writer, _scripts(options, text), origin, folder, tokens, options.seed, progress.update)
+    return options.private, begun
+
+
+def _numbers(given: str) -> list[int]:
+    try:
+        return [int(part) for part in given.split(",")]
+    except ValueError:
+        raise InputError(f"--keep must be numbers of blocks, as 0,15,29, found {given}") from None
+
+
+def _scripts(options: argparse.Namespace, text: Any) -> Iterator[Script]:
+    from models.alignment import scripts
+    from models.chat import Template
+    from spu_llm.app.calibration_texts import messages_in
+    from spu_llm.core.text_files import read_text
+
+    most = options.length
+    if options.text is not None:
+        tokens = text.tokenizer.encode(read_text(options.text, "--text"))
+        yield from scripts.of_text(tokens, most)
+    if options.chats is not None:
+        template = Template.load(options.private)
+        for _, messages in messages_in(options.chats, most=None):
+            yield scripts.of_chat(template, text.tokenizer, messages, most)
+    if options.write is not None:
+        yield from itertools.repeat(scripts.own(text.template, text.tokenizer, most))
+
+
+def _given(options: argparse.Namespace) -> Student:
+    """Return the student of answers that were given; they move into --out."""
+    import shutil
+
+    from models.alignment import student
+    from models.alignment.answers import parts_of, read_answers
+    from models.alignment.run import ANSWERS
+
+    _, origin = read_answers(options.answers)
+    begun = student.of_public(options.public, origin.tokenizer)
+    folder = options.out / ANSWERS
+    if folder.resolve() != options.answers.resolve():
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in parts_of(options.answers):
+            shutil.copyfile(path, folder / path.name)
+    return begun

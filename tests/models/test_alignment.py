@@ -1,0 +1,397 @@
+"""Alignment: what a private model answers, beside its own logits, and a student of the answers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from models.alignment import fitting, scripts, student
+from models.alignment.answers import Answer, Origin, begun, read_answers, write_part
+from models.alignment.fitting import Point, Run, Settings
+from models.alignment.run import ask, halves
+from models.alignment.student import Student
+from models.alignment.writing import Drawn, Given, Lane, Script, Writer
+from models.chat import Message, Template
+from models.family import ModelConfig, family_of, logits
+from models.gpt2 import GPT2Config
+from models.hf import save_model
+from models.llama import LlamaConfig
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+from tests.kit.models import save_tokenizer
+
+V = 40
+END = frozenset({0})
+CONFIGS: list[ModelConfig] = [
+    GPT2Config(V, n_positions=32, n_embd=8, n_layer=2, n_head=2),
+    LlamaConfig(V, 32, 8, 16, 2, 2, 1),
+]
+ORIGIN = Origin("digest", 1.0, 5)
+SETTINGS = Settings(
+    epochs=3,
+    batch=128,
+    learning_rate=2e-2,
+    rejection=2.0,
+    measured_every=4,
+    patience=99,
+    temperature=1.0,
+    seed=0,
+)
+
+
+def params_of(config: ModelConfig, seed: int = 0) -> Any:
+    """Return random parameters whose distributions are far from flat."""
+    drawn = family_of(config).init(config, jax.random.key(seed))
+    return jax.tree.map(lambda w: np.asarray(16 * w if w.ndim > 1 else w), drawn)
+
+
+def writer(config: ModelConfig, *, top_k: int = V, temperature: float = 1.0) -> Writer:
+    return Writer(config, params_of(config), END, 4, 24, top_k, temperature)
+
+
+def answers_of(config: ModelConfig, rounds: int = 4, top_k: int = V) -> list[Answer]:
+    made = writer(config, top_k=top_k)
+    texts = itertools.repeat((Given([7]), Drawn(20)))
+    return [one for seed in range(rounds) for one in made.round(texts, seed)]
+
+
+# ---- what the private model answers
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.family)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_answers_are_the_models_distributions(config: ModelConfig, temperature: float) -> None:
+    """At every place that counts, whichever lane and row of the cache a text stands in."""
+    made = writer(config, temperature=temperature)
+    texts: Iterator[Script] = itertools.cycle(
+        [(Given([3, 4]), Drawn(4)), (Given([5, 6, 9], counts=True), Drawn(2)), (Given([8]),)]
+    )
+    answers = made.round(texts, 0)
+    assert len(answers) > 8  # of four lanes, so most began after others in their lane
+    for answer in answers:
+        z = np.asarray(logits(made.params, config, jnp.asarray(answer.tokens))) / temperature
+        log_p = np.asarray(jax.nn.log_softmax(z))[np.flatnonzero(answer.counts) - 1]
+        assert answer.counts.sum() == len(answer.ids) and not answer.counts[0]
+        np.testing.assert_allclose(
+            np.take_along_axis(log_p, answer.ids, axis=1), answer.log_p, atol=2e-4
+        )
+        assert (np.diff(answer.log_p, axis=1) <= 0).all()
+        assert (np.sort(answer.ids, axis=1) == np.arange(V)).all()
+
+
+def test_tokens_are_drawn_from_the_models_distribution() -> None:
+    """The first token of 1,920 texts; chi-squared, a false alarm in ten thousand runs."""
+    config = CONFIGS[0]
+    made = replace(writer(config), ends=frozenset())
+    texts = [
+        one
+        for seed in range(120)
+        for one in made.round(itertools.repeat((Given([7]), Drawn(5)), 16), seed)
+    ]
+    wanted = np.asarray(jax.nn.softmax(logits(made.params, config, jnp.array([7]))[0])) * 1920
+    counts = np.bincount([one.tokens[1] for one in texts], minlength=V)
+    assert counts.sum() == 1920
+    often = wanted > 5
+    statistic = float(((counts - wanted)[often] ** 2 / wanted[often]).sum())
+    assert chi2.sf(statistic, often.sum()) > 1e-4
+
+
+def test_a_round_repeats_and_ends_with_its_scripts() -> None:
+    made = writer(CONFIGS[1])
+    texts: list[Script] = [(Given([i]), Drawn(30)) for i in range(1, 6)]
+
+    def run(seed: int) -> list[list[int]]:
+        return [one.tokens.tolist() for one in made.round(iter(texts), seed)]
+
+    assert run(1) == run(1) != run(2)
+    assert {one[0] for one in run(1)} <= set(range(1, 6))
+    assert made.round(iter([]), 0) == []
+    assert all(len(one) <= 25 for one in run(3))  # cut where the cache is full
+
+
+# ---- scripts
+
+
+def written(script: Script, draws: list[int]) -> Lane:
+    """Return a text whose draws are these."""
+    lane, left = Lane(script, 0), iter(draws)
+    while lane.open():
+        drawn = next(left) if isinstance(script[lane._part], Drawn) else -1
+        lane.goes_on(np.array([drawn]), np.array([0.0]), drawn, END)
+    return lane
+
+
+def test_an_end_of_text_before_more_gives_way_to_it() -> None:
+    script = (Given([1, 2]), Drawn(4, counts=False), Given([9, 8]), Drawn(4))
+    lane = written(script, [5, 6, 0, 7, 0])
+    assert lane.tokens == [1, 2, 5, 6, 9, 8, 7, 0]
+    assert lane.counts == [False] * 6 + [True, True]
+    lane = written(script, [5, 6, 7, 8, 3, 4, 3, 4])  # neither ends by itself
+    assert lane.tokens == [1, 2, 5, 6, 7, 8, 9, 8, 3, 4, 3, 4]
+    assert lane.answer() is not None
+    assert written(script, [0, 3, 0]).answer() is None  # too little of it counts
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(st.integers(1, 9), min_size=1, max_size=3).map(Given),
+            st.builds(Drawn, st.integers(1, 4), st.booleans()),
+        ),
+        max_size=5,
+    ),
+    st.lists(st.integers(0, 9), min_size=20, max_size=20),
+)
+def test_any_script_keeps_what_is_given(script: list[Given | Drawn], draws: list[int]) -> None:
+    lane = written([Given([1]), *script], draws)
+    given = [t for part in script if isinstance(part, Given) for t in part.tokens]
+    rest = iter(lane.tokens)
+    assert all(token in rest for token in given)  # in their order
+    assert len(lane.tokens) == len(lane.counts)
+    assert sum(lane.counts) == len(lane.ids) == len(lane.log_p)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(directory)
+    return Tokenizer.load(directory)
+
+
+TEMPLATE = Template(
+    "{% for m in messages %}def {{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "def assistant:",
+    eos_token="<|endoftext|>",
+)
+
+
+def test_a_chat_model_asks_itself(tokenizer: Tokenizer) -> None:
+    before, question, after, answer = scripts.own(TEMPLATE, tokenizer, 50)
+    assert isinstance(before, Given) and isinstance(after, Given)
+    assert tokenizer.decode(before.tokens) == "def user: "
+    assert after.tokens[0] in tokenizer.eos_ids
+    assert tokenizer.decode(after.tokens[1:]) == "\ndef assistant:"
+    assert question == Drawn(scripts.LONGEST_QUESTION, counts=False) and answer == Drawn(50)
+    assert scripts.own(None, tokenizer, 50) == (Given([0]), Drawn(50))
+
+
+def test_a_chat_is_answered_anew(tokenizer: Tokenizer) -> None:
+    chat = [Message("user", "alpha"), Message("assistant", "beta")]
+    for messages in (chat, chat[:1]):
+        asked, answer = scripts.of_chat(TEMPLATE, tokenizer, messages, 50)
+        assert isinstance(asked, Given) and answer == Drawn(50)
+        assert "beta" not in tokenizer.decode(asked.tokens)
+    with pytest.raises(InputError, match="give its question"):
+        scripts.of_chat(TEMPLATE, tokenizer, chat[1:], 50)
+
+
+def test_text_is_answered_at_each_token() -> None:
+    parts = list(scripts.of_text(range(10), 4))
+    assert parts == [(Given(range(i, min(i + 4, 10)), counts=True),) for i in (0, 4, 8)]
+
+
+# ---- files of answers
+
+
+def test_answers_round_trip(tmp_path: Path) -> None:
+    answers = answers_of(CONFIGS[0], top_k=5)
+    write_part(tmp_path, 0, answers[:3], ORIGIN, 7)
+    write_part(tmp_path, 1, answers[3:], ORIGIN, 11)
+    assert begun(tmp_path, ORIGIN) == (2, 11, sum(len(one.ids) for one in answers))
+    read, origin = read_answers(tmp_path)
+    assert origin == ORIGIN and len(read) == len(answers)
+    for one, other in zip(read, answers, strict=True):
+        for name in ("tokens", "counts", "ids"):
+            assert (getattr(one, name) == getattr(other, name)).all()
+        np.testing.assert_allclose(one.log_p, other.log_p, atol=0.01)
+
+
+def test_other_answers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no answers"):
+        read_answers(tmp_path)
+    answers = answers_of(CONFIGS[0], top_k=5)
+    write_part(tmp_path, 0, answers, ORIGIN, 7)
+    other = replace(ORIGIN, temperature=0.5)
+    with pytest.raises(InputError, match="another model, --temperature or --top-k"):
+        begun(tmp_path, other)
+    write_part(tmp_path, 1, answers, other, 7)
+    with pytest.raises(InputError, match="several models or settings"):
+        read_answers(tmp_path)
+    write_part(tmp_path, 1, answers, replace(ORIGIN, top_k=4), 7)
+    with pytest.raises(InputError, match="other sizes than it says"):
+        read_answers(tmp_path)
+    for damage in (b"", b"\0" * 64, (tmp_path / "00000.safetensors").read_bytes()[:-9]):
+        (tmp_path / "00001.safetensors").write_bytes(damage)
+        with pytest.raises(InputError, match="holds no answers"):
+            read_answers(tmp_path)
+
+
+def test_a_private_model_goes_on_answering_where_it_was(tmp_path: Path) -> None:
+    """With no script twice, and none left out."""
+    made = writer(CONFIGS[0], top_k=5)
+
+    def texts() -> Iterator[Script]:
+        return ((Given([1 + i % 39, 1 + i // 39]), Drawn(9)) for i in range(60))
+
+    said: list[str] = []
+    ask(made, texts(), ORIGIN, tmp_path / "whole", None, 3, said.append)
+    assert said[-1].endswith("to 60 texts")
+    ask(made, texts(), ORIGIN, tmp_path / "parts", 40, 3, said.append)
+    some, _ = read_answers(tmp_path / "parts")
+    assert 40 <= sum(len(one.ids) for one in some) < 200
+    ask(made, texts(), ORIGIN, tmp_path / "parts", None, 3, said.append)
+    whole, parts = (read_answers(tmp_path / name)[0] for name in ("whole", "parts"))
+    assert [one.tokens.tolist() for one in whole] == [one.tokens.tolist() for one in parts]
+    firsts = [tuple(one.tokens[:2]) for one in whole]
+    assert len(set(firsts)) == len(firsts) > 30
+
+
+def test_few_texts_cannot_be_split() -> None:
+    answers = answers_of(CONFIGS[0])
+    assert len(answers) >= 20
+    learnt, held_out = halves(answers)
+    assert len(held_out) == len(answers) // 20 and len(learnt) + len(held_out) == len(answers)
+    with pytest.raises(InputError, match="give at least 20"):
+        halves(answers[:19])
+
+
+# ---- the student
+
+
+def test_a_model_accepts_all_that_it_answered(tmp_path: Path) -> None:
+    """And another one as much as the sum of the least of both distributions: its own logits."""
+    config = CONFIGS[1]
+    answers = answers_of(config)
+    for seed in (0, 1):
+        params = params_of(config, seed)
+        measure = fitting.measure_of(config, SETTINGS)
+        sums = sum(
+            np.asarray(measure(params, fitting.padded([one], 64, 2).arrays())) for one in answers
+        )
+        wanted = []
+        for one in answers:
+            places = np.flatnonzero(one.counts) - 1
+            q = np.asarray(jax.nn.softmax(logits(params, config, jnp.asarray(one.tokens))))[places]
+            p = np.zeros_like(q)
+            np.put_along_axis(p, one.ids, np.exp(one.log_p), axis=1)
+            wanted += [
+                (np.minimum(p, q).sum(), row.argmax() == ids[0])
+                for p, q, row, ids in zip(p, q, q, one.ids, strict=True)
+            ]
+        accepted, same = np.mean(wanted, axis=0)
+        assert np.asarray(sums)[2] == len(wanted)
+        np.testing.assert_allclose(np.asarray(sums)[:2] / len(wanted), [accepted, same], atol=1e-4)
+        assert (accepted > 0.999) == (seed == 0)
+
+
+@pytest.mark.parametrize("rejection", [0.0, 2.0])
+def test_the_loss_is_least_for_the_model_itself(rejection: float) -> None:
+    """Its gradient is zero there, with all of the vocabulary: no student does better."""
+    config = CONFIGS[0]
+    loss = fitting.loss_of(config, replace(SETTINGS, rejection=0.0))
+    batch = fitting.padded(answers_of(config)[:4], 64, 4).arrays()
+    params = params_of(config)
+    gradient = jax.grad(loss)(params, batch)
+    assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient)) < 1e-3
+    loss = fitting.loss_of(config, replace(SETTINGS, rejection=rejection))
+    assert float(loss(params, batch)) < float(loss(params_of(config, 1), batch)) - 0.5
+
+
+def fitted(
+    folder: Path, *, until: int | None = None, settings: Settings = SETTINGS, blocks: int = 1
+) -> tuple[Any, Run]:
+    """Align a student of one block; end it after so many steps."""
+    config = CONFIGS[1]
+    learnt, held_out = halves(answers_of(config, rounds=8))
+    begun = student.from_nothing(config, blocks, None, 5)
+
+    def say(words: str) -> None:
+        if until is not None and words.startswith(f"step {until} of"):
+            raise KeyboardInterrupt
+
+    return fitting.fit(begun, learnt, held_out, settings, folder, say)
+
+
+def test_a_student_learns(tmp_path: Path) -> None:
+    params, run = fitted(tmp_path)
+    assert run.best.acceptance > run.curve[0].acceptance + 0.1
+    assert run.curve[0].loss is None and run.curve[-1].loss < run.curve[1].loss  # type: ignore[operator]
+    tokens = [point.tokens for point in run.curve]
+    assert tokens == sorted(tokens) and tokens[0] == 0
+
+
+def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
+    wanted, whole = fitted(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fitted(tmp_path / "parts", until=7)
+    kept = json.loads((tmp_path / "parts" / "run.json").read_text())
+    assert kept["done"] == 4
+    actual, parts = fitted(tmp_path / "parts")
+    assert [replace(p, seconds=0) for p in parts.curve] == [
+        replace(p, seconds=0) for p in whole.curve
+    ]
+    jax.tree.map(np.testing.assert_array_equal, actual, wanted)
+    again, _ = fitted(tmp_path / "parts")  # nothing is left to do
+    jax.tree.map(np.testing.assert_array_equal, again, wanted)
+    with pytest.raises(InputError, match="another learning_rate"):
+        fitted(tmp_path / "parts", settings=replace(SETTINGS, learning_rate=1e-3))
+    with pytest.raises(InputError, match="another student"):
+        fitted(tmp_path / "parts", blocks=2)
+
+
+def curve(*acceptances: float) -> Run:
+    return Run([Point(i, i, None, a, a, 0.0) for i, a in enumerate(acceptances)])
+
+
+def test_a_run_is_over_when_acceptance_stops_growing() -> None:
+    assert not curve(0.1, 0.2, 0.2).is_over(2)
+    assert curve(0.1, 0.2, 0.2, 0.2).is_over(2)
+    assert curve(0.1, 0.2, 0.2005, 0.2009).is_over(2)
+    assert not curve(0.1, 0.2, 0.2005, 0.22).is_over(2)
+    assert curve(0.1, 0.3, 0.2).best.step == 1
+
+
+def test_what_stays_is_not_changed(tmp_path: Path) -> None:
+    config = CONFIGS[1]
+    private = params_of(config)
+    kept = student.of_blocks(config, private, [1])
+    assert kept.fixed == {"embed", "head"} and kept.config.layers == 1
+    learnt, held_out = halves(answers_of(config))
+    params, _ = fitting.fit(kept, learnt, held_out, SETTINGS, tmp_path, lambda words: None)
+    for name in kept.fixed:
+        np.testing.assert_array_equal(params[name], private[name])
+    assert np.abs(params["blocks"][0]["q"] - private["blocks"][1]["q"]).max() > 0
+    with pytest.raises(InputError, match="blocks of the private model, 0 to 1, found 2"):
+        student.of_blocks(config, private, [2])
+
+
+def test_a_student_may_be_narrower() -> None:
+    llama = LlamaConfig(V, 32, 48, 96, 2, 6, 3)
+    narrow = student.from_nothing(llama, 1, 16, 0)
+    config: Any = narrow.config
+    sizes = config.hidden_size, config.intermediate_size, config.num_attention_heads
+    assert sizes == (16, 32, 2) and config.num_key_value_heads == 1 and config.head_dim == 8
+    assert narrow.params["blocks"][0]["q"].shape == (16, 16)
+    with pytest.raises(InputError, match="a multiple of 16, .* found 20"):
+        student.from_nothing(llama, 1, 20, 0)
+
+
+def test_a_student_has_the_private_models_tokenizer(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    config = GPT2Config(288, n_positions=32, n_embd=8, n_layer=1, n_head=2)
+    save_model(tmp_path, config, params_of(config))
+    save_tokenizer(tmp_path)
+    assert isinstance(student.of_public(tmp_path, tokenizer.digest), Student)
+    with pytest.raises(InputError, match="has another tokenizer"):
+        student.of_public(tmp_path, "other")
