@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from models.alignment.student import Student
     from models.alignment.writing import Script
 
+LENGTH = 256
 LANES = 64  # texts that the private model writes side by side
 TOP_K = 5
 _REJECTION = 2.0  # weight of that loss beside the cross entropy
@@ -56,7 +57,10 @@ def add_command(commands: Any) -> None:
         "--learning-rate", type=float, default=1e-3, metavar="R", help="at its peak (default: 1e-3)"
     )
     parser.add_argument(
-        "--length", type=int, default=256, metavar="N", help="tokens of a text, at most"
+        "--length",
+        type=int,
+        metavar="N",
+        help=f"tokens of a text, at most (default: {LENGTH}, or the models' context)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
@@ -173,30 +177,23 @@ def _asked(options: argparse.Namespace, progress: Progress) -> tuple[Path, Stude
     config, params = load_uncalibrated(options.private)
     if options.top_k > config.vocab_size:
         raise InputError(f"--top-k must be at most {config.vocab_size}, the vocabulary")
-    if options.length > config.context:
-        raise InputError(f"--length must be at most {config.context}, the model's context")
     if options.public is not None:
         begun = student.of_public(options.public, text.tokenizer.digest)
     elif options.blocks is not None:
         begun = student.from_nothing(config, options.blocks, options.width, options.seed)
     else:
         begun = student.of_blocks(config, params, _numbers(options.keep))
-    if begun.config.context < options.length:
-        raise InputError(f"--length must be at most {begun.config.context}, the draft's context")
+    context = min(config.context, begun.config.context)
+    if (length := options.length or min(LENGTH, context)) > context:
+        raise InputError(f"--length must be at most {context}, the models' context")
     progress.stage("the private model answers")
     writer = Writer(
-        config,
-        params,
-        text.tokenizer.eos_ids,
-        LANES,
-        options.length,
-        options.top_k,
-        options.temperature,
+        config, params, text.tokenizer.eos_ids, LANES, length, options.top_k, options.temperature
     )
     origin = Origin(text.tokenizer.digest, options.temperature, options.top_k)
     folder = options.out / ANSWERS
-    tokens = options.write
-    ask(writer, _scripts(options, text), origin, folder, tokens, options.seed, progress.update)
+    texts = _scripts(options, text, length)
+    ask(writer, texts, origin, folder, options.write, options.seed, progress.update)
     return options.private, begun
 
 
@@ -207,13 +204,12 @@ def _numbers(given: str) -> list[int]:
         raise InputError(f"--keep must be numbers of blocks, as 0,15,29, found {given}") from None
 
 
-def _scripts(options: argparse.Namespace, text: Any) -> Iterator[Script]:
+def _scripts(options: argparse.Namespace, text: Any, most: int) -> Iterator[Script]:
     from models.alignment import scripts
     from models.chat import Template
     from spu_llm.app.calibration_texts import messages_in
     from spu_llm.core.text_files import read_text
 
-    most = options.length
     if options.text is not None:
         tokens = text.tokenizer.encode(read_text(options.text, "--text"))
         yield from scripts.of_text(tokens, most)
