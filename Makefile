@@ -6,13 +6,14 @@
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo model chat test test-slow test-all check docs venv proto lock clean
+.PHONY: help demo model draft chat test test-slow test-all check docs venv proto lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 MODEL := build/models/smollm2-135m-instruct
 GGUF := $(MODEL).gguf
 ABOUT := models/smollm2
+DRAFT := build/models/smollm2-draft
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 FETCH = sh scripts/fetch_model $(BIN)/python $(ABOUT)/requirements.lock $(GGUF)
 
@@ -25,6 +26,7 @@ NEED = $(if $(PYTHON),PYTHON=$(PYTHON) is not a working,There is no working) CPy
 help:
 	@echo 'make demo      both parties on this machine, one private prompt (ARGS=... for spu-llm demo)'
 	@echo 'make model     fetch, import and calibrate a model of 135 million parameters, SmolLM2'
+	@echo 'make draft     a draft model for it, aligned with it (4 blocks of its width)'
 	@echo 'make chat      both parties on this machine, a chat with it (ARGS=... for spu-llm chat)'
 	@echo 'make test      the tests, without those marked slow   (ARGS=... for pytest)'
 	@echo 'make test-slow those marked slow                      (PART=2/12 for the second of 12 pieces)'
@@ -41,6 +43,9 @@ demo: $(STAMP)
 
 model: $(MODEL)/ranges.json
 	@echo 'Ready: $(MODEL)'
+
+draft: $(DRAFT)/config.json
+	@echo 'Ready: $(DRAFT)'
 
 chat: $(MODEL)/ranges.json
 	@$(BIN)/spu-llm chat --model $(MODEL) $(ARGS)
@@ -95,6 +100,9 @@ $(MODEL)/config.json: $(GGUF) $(wildcard models/importing/*.py)
 $(MODEL)/ranges.json: $(MODEL)/config.json $(ABOUT)/chats.jsonl models/calibration.py models/ranges.py
 	@echo 'Choosing its ranges from chats (a minute or more) ...'
 	@$(BIN)/spu-llm calibrate --model $(@D) --chats $(ABOUT)/chats.jsonl
+
+$(DRAFT)/config.json: $(MODEL)/config.json $(wildcard $(ABOUT)/draft/*)
+	@$(BIN)/python -m models.alignment.parts $(ABOUT)/draft --private $(MODEL) --out $(@D)
 
 # Of the same folder as its source, so that it is imported by the same name.
 proto: $(STAMP)

@@ -27,6 +27,7 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 GENERATION_FILE = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+TEXT_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, GENERATION_FILE, TEMPLATE_FILE)
 
 # Far above published ones: a vocabulary of 256,000 tokens takes 35 MB.
 _MOST_MB: Mapping[str, int] = {TOKENIZER_FILE: 64}

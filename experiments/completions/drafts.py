@@ -39,15 +39,18 @@ TEMPERATURES = (0.0, 0.7)
 
 
 class LazyLogits:
-    """The model's logits at the places of a step, made when they are asked for: those after a
-    rejection never are.
+    """The model's logits at the places of a step, made when they are asked for, and kept: those
+    after a rejection never are.
     """
 
     def __init__(self, model: Proposer, text: list[int], drafts: list[int]) -> None:
         self._model, self._text, self._drafts = model, text, drafts
+        self.made: dict[int, np.ndarray] = {}
 
     def __getitem__(self, place: int) -> np.ndarray:
-        return self._model.logits(self._text + self._drafts[:place])
+        if place not in self.made:
+            self.made[place] = self._model.logits(self._text + self._drafts[:place])
+        return self.made[place]
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class DraftedText:
     steps: int
     drafted: int
     accepted: int
+    places: int  # of drafts that were decided: up to the first rejection of each step
+    overlap: float  # sum over these of sum_x min(p(x), q(x)), the chance that a draft stays
 
 
 def run(
@@ -74,22 +79,29 @@ def run(
     rule = Plain(sampling)
     streams = Streams(Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"))
     made: list[int] = []
-    steps = accepted = 0
+    steps = accepted = places = 0
+    overlap = 0.0
 
     def step(count: int) -> None:
-        nonlocal accepted
+        nonlocal accepted, places, overlap
         text = prompt + made
         proposed, q = drafter.propose(text, count, lambda z, at: rule.propose(z, at, streams))
-        rows: Any = LazyLogits(model, text, proposed)
-        k, token = rule.resolve(rows, proposed, q, lambda: float(streams.sampling.uniform(())))
+        rows = LazyLogits(model, text, proposed)
+        k, token = rule.resolve(
+            cast(Any, rows), proposed, q, lambda: float(streams.sampling.uniform(()))
+        )
         made.extend([*proposed[:k], token])
         accepted += k
+        for place, logits in rows.made.items():
+            if place < count:
+                places += 1
+                overlap += float(np.minimum(sampling.distribution(logits), q[place]).sum())
 
     step(0)
     while len(made) < tokens and not ends & set(made):
         step(drafts)
         steps += 1
-    return DraftedText(len(made), steps, drafts * steps, accepted)
+    return DraftedText(len(made), steps, drafts * steps, accepted, places, overlap)
 
 
 def prompts_of(text: TextFormat) -> Iterator[tuple[str, list[int]]]:
@@ -150,6 +162,11 @@ def _accepted(runs: list[dict[str, Any]]) -> str:
     return f"{sum(run['accepted'] for run in runs) / max(1, drafted):.0%}"
 
 
+def _acceptance(runs: list[dict[str, Any]]) -> str:
+    """Write the acceptance rate: how likely a draft stays, on average over places."""
+    return f"{sum(run['overlap'] for run in runs) / max(1, sum(run['places'] for run in runs)):.2f}"
+
+
 COLUMNS: Sequence[Column[list[dict[str, Any]]]] = (
     Column("prompts", lambda runs: runs[0]["kind"]),
     Column("drafts by", lambda runs: runs[0]["way"]),
@@ -157,6 +174,7 @@ COLUMNS: Sequence[Column[list[dict[str, Any]]]] = (
     Column("tokens", lambda runs: str(sum(run["tokens"] for run in runs))),
     Column("tokens a step", _tokens_a_step),
     Column("drafts that stay", _accepted),
+    Column("acceptance rate", _acceptance),
 )
 
 

@@ -37,7 +37,8 @@ from models.family import ModelConfig, Params, family_of
 from models.training.optimise import Schedule, optimiser
 from spu_llm.core.errors import InputError
 
-BUCKET = 64  # windows are padded to a multiple of it
+BUCKET = 64  # windows are padded to a multiple of it,
+_PLACES = 512  # and the places of a batch
 _BETTER = 0.001  # in acceptance, to count as an improvement
 
 
@@ -92,32 +93,38 @@ class Run:
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows of answers, padded."""
+    """Windows of answers, and the places that count, flat; both are padded, so that there are few
+    shapes to compile.
+    """
 
     tokens: np.ndarray  # int32 [window, n]
-    ids: np.ndarray  # int32 [window, n, K]: of what comes after each token
-    log_p: np.ndarray  # float32 [window, n, K]
-    counts: np.ndarray  # float32 [window, n]: 1 where that counts
+    places: np.ndarray  # int32 [m]: of tokens, flat, after which the private model was asked
+    ids: np.ndarray  # int32 [m, K]: of what it said
+    log_p: np.ndarray  # float32 [m, K]
+    counts: np.ndarray  # float32 [m]: 0 for what only fills up
 
     def arrays(self) -> tuple[np.ndarray, ...]:
-        return self.tokens, self.ids, self.log_p, self.counts
+        return self.tokens, self.places, self.ids, self.log_p, self.counts
 
 
 def padded(answers: Sequence[Answer], length: int, windows: int) -> Batch:
     """Return a batch of `windows` windows of `length` tokens, of as many answers at most."""
     k = answers[0].ids.shape[1]
+    total = sum(len(one.ids) for one in answers)
+    m = min(windows * length, -(-total // _PLACES) * _PLACES)
     batch = Batch(
         np.zeros((windows, length), np.int32),
-        np.zeros((windows, length, k), np.int32),
-        np.zeros((windows, length, k), np.float32),
-        np.zeros((windows, length), np.float32),
+        np.zeros(m, np.int32),
+        np.zeros((m, k), np.int32),
+        np.zeros((m, k), np.float32),
+        np.zeros(m, np.float32),
     )
+    start = 0
     for i, answer in enumerate(answers):
-        places = np.flatnonzero(answer.counts) - 1
-        n = len(answer.tokens) - 1
-        batch.tokens[i, :n] = answer.tokens[:-1]
-        batch.ids[i, places], batch.log_p[i, places] = answer.ids, answer.log_p
-        batch.counts[i, places] = 1.0
+        some = slice(start, start := start + len(answer.ids))
+        batch.tokens[i, : len(answer.tokens) - 1] = answer.tokens[:-1]
+        batch.places[some] = i * length + np.flatnonzero(answer.counts) - 1
+        batch.ids[some], batch.log_p[some], batch.counts[some] = answer.ids, answer.log_p, 1.0
     return batch
 
 
@@ -158,14 +165,13 @@ def _hidden(params: Params, config: ModelConfig, tokens: jax.Array) -> tuple[Par
 def _log_q(
     params: Params, config: ModelConfig, batch: Sequence[Any], temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the student's log-probabilities [window, n, K] of the private model's tokens, and its
-    own most likely token [window, n].
+    """Return the student's log-probabilities [m, K] of the private model's tokens, and its own most
+    likely token [m].
     """
-    tokens, ids, *_ = batch
+    tokens, places, ids, *_ = batch
     weights, rows = _hidden(params, config, tokens)
-    shape = tokens.shape
-    logits = family_of(config).head(weights, rows.reshape(-1, rows.shape[-1])) / temperature
-    logits = logits.reshape(*shape, -1)
+    counted = rows.reshape(-1, rows.shape[-1])[places]
+    logits = family_of(config).head(weights, counted) / temperature
     mass = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     return jnp.take_along_axis(logits, ids, axis=-1) - mass, jnp.argmax(logits, axis=-1)
 
@@ -179,7 +185,7 @@ def loss_of(config: ModelConfig, settings: Settings) -> Callable[..., jax.Array]
 
     def loss(params: Params, batch: Sequence[Any]) -> jax.Array:
         log_q, _ = _log_q(params, config, batch, settings.temperature)
-        _, _, log_p, counts = batch
+        *_, log_p, counts = batch
         of_place = -jnp.sum(jnp.exp(log_p) * log_q, axis=-1)
         if settings.rejection:
             of_place += settings.rejection * (1.0 - _accepted(log_p, log_q))
@@ -195,7 +201,7 @@ def measure_of(config: ModelConfig, settings: Settings) -> Callable[..., jax.Arr
 
     def measure(params: Params, batch: Sequence[Any]) -> jax.Array:
         log_q, likeliest = _log_q(params, config, batch, settings.temperature)
-        _, ids, log_p, counts = batch
+        *_, ids, log_p, counts = batch
         accepted = jnp.sum(_accepted(log_p, log_q) * counts)
         return jnp.stack([accepted, jnp.sum((likeliest == ids[..., 0]) * counts), jnp.sum(counts)])
 

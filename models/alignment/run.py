@@ -15,14 +15,13 @@ from models.alignment.answers import Answer, Origin, begun, read_answers, write_
 from models.alignment.fitting import Run, Settings
 from models.alignment.student import Student
 from models.alignment.writing import Script, Writer
-from models.files import GENERATION_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from models.files import TEXT_FILES
 from models.hf import save_model
 from spu_llm.core.errors import InputError
 
 ANSWERS, RUN, CURVE = "answers", "run", "align.json"  # in the folder of an alignment
 HELD_OUT = 20  # one text of so many is kept for measuring
 _MOST_HELD_OUT = 200
-_OF_TEXT = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, GENERATION_FILE, TEMPLATE_FILE)
 
 
 def ask(
@@ -86,7 +85,7 @@ def align(
     learnt, held_out = halves(answers)
     params, run = fitting.fit(student, learnt, held_out, settings, out / RUN, say)
     save_model(out, student.config, params)
-    for name in _OF_TEXT:
+    for name in TEXT_FILES:
         if (tokenizer / name).exists():
             shutil.copyfile(tokenizer / name, out / name)
     written: dict[str, Any] = {

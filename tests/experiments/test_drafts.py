@@ -29,10 +29,14 @@ class Cycle(Proposer):
 @pytest.mark.parametrize(
     ("prompt", "drafter", "expected"),
     [
-        ([0, 1, 2, 3, 4, 0], Ngrams(6), DraftedText(13, 3, 9, 9)),  # all of it was there before
-        ([0], Cycle(), DraftedText(13, 3, 9, 9)),
+        (
+            [0, 1, 2, 3, 4, 0],
+            Ngrams(6),
+            DraftedText(13, 3, 9, 9, 9, 9.0),
+        ),  # all of it was there before
+        ([0], Cycle(), DraftedText(13, 3, 9, 9, 9, 9.0)),
         # Nothing stays until the first round is over; then everything does.
-        ([0], Ngrams(6), DraftedText(16, 6, 18, 9)),
+        ([0], Ngrams(6), DraftedText(16, 6, 18, 9, 12, 9.0)),
     ],
 )
 def test_steps_are_counted(prompt: list[int], drafter: Proposer, expected: DraftedText) -> None:
@@ -65,8 +69,15 @@ def test_the_table_has_the_spread_over_prompts() -> None:
             "steps": steps,
             "drafted": 4 * steps,
             "accepted": t - 1 - steps,
+            "places": 2 * steps,
+            "overlap": 0.5 * steps,
         }
         for t, steps in ((21, 10), (41, 10), (1, 0))
     ]
     head, row = (line for line in table(runs).splitlines() if "---" not in line)
-    assert "3.00 (2.00 to 4.00)" in row and "50%" in row and drafts.COLUMNS[4].head in head
+    assert (
+        "3.00 (2.00 to 4.00)" in row
+        and "50%" in row
+        and "0.25" in row
+        and drafts.COLUMNS[4].head in head
+    )
