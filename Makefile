@@ -26,7 +26,7 @@ NEED = $(if $(PYTHON),PYTHON=$(PYTHON) is not a working,There is no working) CPy
 help:
 	@echo 'make demo      both parties on this machine, one private prompt (ARGS=... for spu-llm demo)'
 	@echo 'make model     fetch, import and calibrate a model of 135 million parameters, SmolLM2'
-	@echo 'make draft     a draft model for it, aligned with it (4 blocks of its width)'
+	@echo 'make draft     a draft model for it, aligned with it, of 3 blocks'
 	@echo 'make chat      both parties on this machine, a chat with it (ARGS=... for spu-llm chat)'
 	@echo 'make test      the tests, without those marked slow   (ARGS=... for pytest)'
 	@echo 'make test-slow those marked slow                      (PART=2/12 for the second of 12 pieces)'
@@ -102,7 +102,8 @@ $(MODEL)/ranges.json: $(MODEL)/config.json $(ABOUT)/chats.jsonl models/calibrati
 	@$(BIN)/spu-llm calibrate --model $(@D) --chats $(ABOUT)/chats.jsonl
 
 $(DRAFT)/config.json: $(MODEL)/config.json $(wildcard $(ABOUT)/draft/*)
-	@$(BIN)/python -m models.alignment.parts $(ABOUT)/draft --private $(MODEL) --out $(@D)
+	@rm -rf $(@D)
+	@$(BIN)/python -m models.alignment.parts join $(ABOUT)/draft --private $(MODEL) --out $(@D)
 
 # Of the same folder as its source, so that it is imported by the same name.
 proto: $(STAMP)

@@ -86,10 +86,8 @@ def run(
         nonlocal accepted, places, overlap
         text = prompt + made
         proposed, q = drafter.propose(text, count, lambda z, at: rule.propose(z, at, streams))
-        rows = LazyLogits(model, text, proposed)
-        k, token = rule.resolve(
-            cast(Any, rows), proposed, q, lambda: float(streams.sampling.uniform(()))
-        )
+        rows: Any = LazyLogits(model, text, proposed)
+        k, token = rule.resolve(rows, proposed, q, lambda: float(streams.sampling.uniform(())))
         made.extend([*proposed[:k], token])
         accepted += k
         for place, logits in rows.made.items():

@@ -1,14 +1,16 @@
 """What a private model answered: texts, and its most likely next tokens at the places that count.
 
-Answers lie in a directory, a file for each part of the work, in the order of their names. They say
-no more of the private model than its K most likely tokens and their probabilities at each place, so
-they are all that an owner of the draft model needs who may not see the private one.
+Answers lie in a directory, a file for each round of the model's work, in the order of their names.
+They say no more of the private model than its K most likely tokens and their probabilities at each
+place, so they are all that an owner of the draft model needs who may not see the private one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,9 @@ from safetensors.numpy import save
 
 from spu_llm.core.errors import InputError
 
-_FIELDS = ("tokens", "counts", "ids", "log_p")
 _SUFFIX = ".safetensors"
-_BEGUN = "scripts"
+_SCRIPTS, _PLACES = "scripts", "places"
+_LEAST_LOG = -6e4  # float16 holds it
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Answer:
 class Origin:
     """What all parts of a directory of answers have in common."""
 
+    model: str  # digest of the private model's parameters
+    asked: str  # digest of what it was asked
     tokenizer: str  # digest
     temperature: float
     top_k: int
@@ -45,51 +49,63 @@ class Origin:
     def as_metadata(self) -> dict[str, str]:
         return {name: str(value) for name, value in vars(self).items()}
 
+    @staticmethod
+    def of_metadata(given: dict[str, str]) -> Origin:
+        """Return the origin in a part's metadata; KeyError or ValueError where there is none."""
+        model, asked, tokenizer = (given[name] for name in ("model", "asked", "tokenizer"))
+        return Origin(model, asked, tokenizer, float(given["temperature"]), int(given["top_k"]))
 
-def part_name(number: int) -> str:
-    """Return the name of part number `number` of a directory of answers."""
-    return f"{number:05d}{_SUFFIX}"
+
+@dataclass(frozen=True)
+class Begun:
+    """How far a model's answers of one kind are."""
+
+    parts: int = 0
+    scripts: int = 0  # that were begun
+    places: int = 0  # that count
 
 
 def write_part(
-    directory: Path, number: int, answers: Sequence[Answer], origin: Origin, scripts: int
+    directory: Path, kind: str, begun: Begun, answers: Sequence[Answer], origin: Origin
 ) -> None:
-    """Write a part whole, or not at all; `scripts`: how many were begun in all parts so far."""
+    """Write the next part of a kind whole, or not at all; `begun`: with this part."""
     directory.mkdir(parents=True, exist_ok=True)
-    lengths = np.array([len(one.tokens) for one in answers], np.int32)
+    log_p = np.concatenate([one.log_p for one in answers])
     stored = {
-        "lengths": lengths,
+        "lengths": np.array([len(one.tokens) for one in answers], np.int32),
         "tokens": np.concatenate([one.tokens for one in answers]).astype(np.int32),
         "counts": np.concatenate([one.counts for one in answers]).astype(np.uint8),
         "ids": np.concatenate([one.ids for one in answers]).astype(np.int32),
-        "log_p": np.concatenate([one.log_p for one in answers]).astype(np.float16),
+        "log_p": np.maximum(log_p, _LEAST_LOG).astype(np.float16),
     }
-    path = directory / part_name(number)
+    so_far = {_SCRIPTS: str(begun.scripts), _PLACES: str(begun.places)}
+    path = directory / f"{kind}-{begun.parts - 1:05d}{_SUFFIX}"
     unfinished = path.with_suffix(".unfinished")
-    metadata = {**origin.as_metadata(), _BEGUN: str(scripts)}
-    unfinished.write_bytes(save(stored, metadata=metadata))
+    unfinished.write_bytes(save(stored, metadata=origin.as_metadata() | so_far))
     os.replace(unfinished, path)
 
 
-def parts_of(directory: Path) -> list[Path]:
-    """Return the parts of a directory of answers, in their order."""
-    return sorted(directory.glob(f"*{_SUFFIX}"))
+def parts_of(directory: Path, kind: str = "") -> list[Path]:
+    """Return the parts of a directory of answers, or those of a kind, in their order."""
+    return sorted(directory.glob(f"{kind}*{_SUFFIX}"))
 
 
-def begun(directory: Path, origin: Origin) -> tuple[int, int, int]:
-    """Return how many parts there are, how many scripts were begun in them, and how many places
-    count. InputError for parts of another origin.
-    """
-    parts, places = parts_of(directory), 0
-    for path in parts:
-        answers, known, scripts = _read_part(path)
+def begun_of(directory: Path, kind: str, origin: Origin) -> Begun:
+    """Return how far answers of a kind are. InputError for parts of another origin."""
+    parts = parts_of(directory, kind)
+    begun = Begun()
+    for number, path in enumerate(parts, 1):
+        with _opened(path) as part:
+            given = part.metadata()
+            known = Origin.of_metadata(given)
+            begun = Begun(number, int(given[_SCRIPTS]), int(given[_PLACES]))
         if known != origin:
+            names = [name for name in vars(origin) if getattr(known, name) != getattr(origin, name)]
             raise InputError(
-                f"{directory} has answers of another model, --temperature or --top-k; give the "
-                "same to go on, or another --out"
+                f"{directory} has answers with another {', '.join(names)}; give the same options "
+                "to go on, or another --out"
             )
-        places += sum(len(one.ids) for one in answers)
-    return len(parts), scripts if parts else 0, places
+    return begun
 
 
 def read_answers(directory: Path) -> tuple[list[Answer], Origin]:
@@ -101,7 +117,7 @@ def read_answers(directory: Path) -> tuple[list[Answer], Origin]:
     answers: list[Answer] = []
     origins = []
     for path in parts:
-        read, origin, _ = _read_part(path)
+        read, origin = _read_part(path)
         answers += read
         origins.append(origin)
     if len(set(origins)) > 1:
@@ -109,39 +125,51 @@ def read_answers(directory: Path) -> tuple[list[Answer], Origin]:
     return answers, origins[0]
 
 
-def _read_part(path: Path) -> tuple[list[Answer], Origin, int]:
+def digest_of(answers: Sequence[Answer]) -> str:
+    """Return a digest of answers."""
+    digest = hashlib.sha256()
+    for one in answers:
+        for part in (one.tokens, one.counts, one.ids, one.log_p):
+            digest.update(np.ascontiguousarray(part).data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, "np") as part:
-            given = part.metadata() or {}
-            read: dict[str, Any] = {name: part.get_tensor(name) for name in ("lengths", *_FIELDS)}
-        origin = Origin(given["tokenizer"], float(given["temperature"]), int(given["top_k"]))
-        scripts = int(given[_BEGUN])
-    except (OSError, SafetensorError, KeyError, ValueError):
+            yield part
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError):
         raise InputError(f"{path} holds no answers of a model; make them again") from None
-    tokens, counts = read["tokens"], read["counts"].astype(bool)
-    ends = np.cumsum(read["lengths"])
-    places = np.count_nonzero(counts)
-    shape = (places, origin.top_k)
+
+
+def _read_part(path: Path) -> tuple[list[Answer], Origin]:
+    names = ("lengths", "tokens", "counts", "ids", "log_p")
+    with _opened(path) as part:
+        origin = Origin.of_metadata(part.metadata())
+        lengths, tokens, counts, ids, log_p = (part.get_tensor(name) for name in names)
+    ends = np.cumsum(lengths)
+    counts = counts.astype(bool)
+    shape = (np.count_nonzero(counts), origin.top_k)
     if (
-        not len(ends)
-        or (read["lengths"] < 1).any()
+        any(part.dtype != np.int32 for part in (lengths, tokens, ids))
+        or not len(ends)
+        or (lengths < 2).any()
         or not ends[-1] == len(tokens) == len(counts)
-        or read["ids"].shape != shape
-        or read["log_p"].shape != shape
-        or not np.isfinite(read["log_p"]).all()
+        or counts[ends - lengths].any()
+        or ids.shape != shape
+        or log_p.shape != shape
+        or min(tokens.min(), ids.min(initial=0)) < 0
+        or not np.isfinite(log_p).all()
     ):
-        raise InputError(f"{path} has answers of other sizes than it says; make them again")
+        raise InputError(f"{path} has other answers than it says; make them again")
     answered = np.cumsum(counts)
     answers, start, before = [], 0, 0
     for end in ends:
         after = int(answered[end - 1])
+        some = slice(before, after)
         answers.append(
-            Answer(
-                tokens[start:end],
-                counts[start:end],
-                read["ids"][before:after],
-                read["log_p"][before:after].astype(np.float32),
-            )
+            Answer(tokens[start:end], counts[start:end], ids[some], log_p[some].astype(np.float32))
         )
         start, before = int(end), after
-    return answers, origin, scripts
+    return answers, origin

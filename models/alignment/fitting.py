@@ -28,10 +28,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from models.alignment.answers import Answer
-from models.alignment.student import Student
+from models.alignment.answers import Answer, digest_of
+from models.alignment.student import Student, digest_of_params
 from models.cache import rows_after
 from models.family import ModelConfig, Params, family_of
 from models.training.optimise import Schedule, optimiser
@@ -39,6 +40,7 @@ from spu_llm.core.errors import InputError
 
 BUCKET = 64  # windows are padded to a multiple of it,
 _PLACES = 512  # and the places of a batch
+_BEST = "best.safetensors"
 _BETTER = 0.001  # in acceptance, to count as an improvement
 
 
@@ -128,22 +130,26 @@ def padded(answers: Sequence[Answer], length: int, windows: int) -> Batch:
     return batch
 
 
-def batches(answers: Sequence[Answer], size: int, order: np.random.Generator) -> Iterator[Batch]:
-    """Yield batches of about `size` tokens: all answers once, shuffled, those of similar lengths
-    together.
+def groups(
+    answers: Sequence[Answer], size: int, order: np.random.Generator
+) -> list[tuple[int, list[Answer]]]:
+    """Return the answers of batches of about `size` tokens, each with its windows' length: all
+    answers once, shuffled, those of similar lengths together.
     """
     by_length: dict[int, list[Answer]] = {}
     chosen = []
     for i in order.permutation(len(answers)):
-        length = -(-(len(answers[i].tokens) - 1) // BUCKET) * BUCKET
+        length = _length(answers[i])
         waiting = by_length.setdefault(length, [])
         waiting.append(answers[i])
         if len(waiting) == max(1, size // length):
             chosen.append((length, by_length.pop(length)))
     chosen += by_length.items()
-    for i in order.permutation(len(chosen)):
-        length, some = chosen[i]
-        yield padded(some, length, max(1, size // length))
+    return [chosen[i] for i in order.permutation(len(chosen))]
+
+
+def _length(answer: Answer) -> int:
+    return -(-(len(answer.tokens) - 1) // BUCKET) * BUCKET
 
 
 # ---- the loss
@@ -224,7 +230,8 @@ def fit(
     other settings.
     """
     config = student.config
-    per_epoch = sum(1 for _ in batches(learnt, settings.batch, np.random.default_rng(0)))
+    # As many in any order.
+    per_epoch = len(groups(learnt, settings.batch, np.random.default_rng(0)))
     steps = settings.epochs * per_epoch
     schedule = Schedule(
         steps=max(steps, 2),
@@ -246,19 +253,23 @@ def fit(
     step = jax.jit(update, donate_argnums=(0, 1))
     measured = jax.jit(lambda moving, fixed, batch: measure({**moving, **fixed}, batch))
     moving, fixed = jax.device_put(moving), jax.device_put(fixed)
-    saved = Saved(folder, settings, len(learnt))
+    saved = Saved(folder, settings, digest_of_params(student.params), digest_of(learnt))
     (moving, state), run, done = saved.begun((moving, jax.device_put(transform.init(moving))))
-    best = saved.best(moving)
-    held = [padded([one], _room(one), 1).arrays() for one in held_out]
 
     def measurement(loss: float | None, tokens: int, at: int) -> Point:
-        sums = sum(np.asarray(measured(moving, fixed, one), np.float64) for one in held)
-        accepted, same, places = np.asarray(sums)
+        sums = np.zeros(3)
+        for one in held_out:
+            sums += np.asarray(measured(moving, fixed, padded([one], _length(one), 1).arrays()))
+        accepted, same, places = sums
         return Point(at, tokens, loss, accepted / places, same / places, run.seconds)
+
+    def measured_and_saved(loss: float | None, tokens: int, at: int) -> None:
+        run.curve.append(measurement(loss, tokens, at))
+        saved.save((moving, state), run, at, run.best is run.curve[-1])
 
     if not run.curve:
         say("measuring the student as it is")
-        run.curve.append(measurement(None, 0, 0))
+        measured_and_saved(None, 0, 0)
     tokens, losses = run.curve[-1].tokens, []
     for number, batch in _from(learnt, settings, done):
         if run.is_over(settings.patience):
@@ -274,16 +285,9 @@ def fit(
             f"{run.curve[-1].acceptance:.3f}, about {left / 60:.0f} min to go"
         )
         if number % settings.measured_every == 0 or number == steps:
-            run.curve.append(measurement(float(np.mean(losses)), tokens, number))
+            measured_and_saved(float(np.mean(losses)), tokens, number)
             losses = []
-            is_best = run.best is run.curve[-1]
-            best = jax.device_get(moving) if is_best else best
-            saved.save((moving, state), run, number, is_best)
-    return {**jax.device_get(best), **jax.device_get(fixed)}, run
-
-
-def _room(answer: Answer) -> int:
-    return -(-(len(answer.tokens) - 1) // BUCKET) * BUCKET
+    return {**saved.best(moving), **jax.device_get(fixed)}, run
 
 
 def _from(learnt: Sequence[Answer], settings: Settings, done: int) -> Iterator[tuple[int, Batch]]:
@@ -291,10 +295,10 @@ def _from(learnt: Sequence[Answer], settings: Settings, done: int) -> Iterator[t
     number = 0
     for epoch in range(settings.epochs):
         order = np.random.default_rng([settings.seed, epoch])
-        for batch in batches(learnt, settings.batch, order):
+        for length, some in groups(learnt, settings.batch, order):
             number += 1
             if number > done:
-                yield number, batch
+                yield number, padded(some, length, max(1, settings.batch // length))
 
 
 # ---- what is kept of a run
@@ -303,34 +307,37 @@ def _from(learnt: Sequence[Answer], settings: Settings, done: int) -> Iterator[t
 class Saved:
     """A run's state in a folder: written whole after each measurement."""
 
-    def __init__(self, folder: Path, settings: Settings, texts: int) -> None:
+    def __init__(self, folder: Path, settings: Settings, student: str, answers: str) -> None:
+        """Take the digests of the student that the run began with, and of what it learns."""
         self._folder = folder
-        self._said = {**asdict(settings), "texts": texts}
+        self._said = {**asdict(settings), "student": student, "answers": answers}
 
     def begun(self, start: Any) -> tuple[Any, Run, int]:
         """Return parameters and optimiser state, the curve, and the steps done."""
         path = self._folder / "run.json"
         if not path.exists():
             return start, Run(), 0
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["settings"] != self._said:
-            differ = [name for name, value in self._said.items() if kept["settings"][name] != value]
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            said, state, done = kept["settings"], kept["state"], kept["done"]
+            run = Run([Point(**point) for point in kept["curve"]], kept["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(f"{path} cannot be read; remove {self._folder}") from None
+        if differ := [name for name, value in self._said.items() if said.get(name) != value]:
             raise InputError(
                 f"{self._folder} holds a run with another {', '.join(differ)}; give the same "
                 "options to go on with it, or another --out"
             )
-        run = Run([Point(**point) for point in kept["curve"]], kept["seconds"])
-        return _read(self._folder / kept["state"], start), run, kept["done"]
+        return _read(self._folder / state, start), run, done
 
     def best(self, like: Any) -> Any:
         """Return the parameters with the best acceptance so far."""
-        path = self._folder / "best.safetensors"
-        return _read(path, like) if path.exists() else jax.device_get(like)
+        return _read(self._folder / _BEST, like)
 
     def save(self, state: Any, run: Run, done: int, is_best: bool) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         if is_best:
-            _write(self._folder / "best.safetensors", state[0])
+            _write(self._folder / _BEST, state[0])
         name = f"state_{done}.safetensors"
         _write(self._folder / name, state)
         kept = {
@@ -363,8 +370,6 @@ def _read(path: Path, like: Any) -> Any:
         read = [kept[str(i)] for i in range(len(leaves))]
         if any(one.shape != np.shape(leaf) for one, leaf in zip(read, leaves, strict=True)):
             raise ValueError
-    except (OSError, KeyError, ValueError):
-        raise InputError(
-            f"{path.parent} holds a run of another student; give another --out"
-        ) from None
+    except (OSError, KeyError, ValueError, SafetensorError):
+        raise InputError(f"{path} cannot be read; remove {path.parent}") from None
     return jax.tree.unflatten(shape, read)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from models.alignment import fitting
-from models.alignment.answers import Answer, Origin, begun, read_answers, write_part
+from models.alignment.answers import Answer, Begun, Origin, begun_of, read_answers, write_part
 from models.alignment.fitting import Run, Settings
 from models.alignment.student import Student
-from models.alignment.writing import Script, Writer
+from models.alignment.writing import Script, Scripts, Writer
 from models.files import TEXT_FILES
 from models.hf import save_model
 from spu_llm.core.errors import InputError
@@ -27,37 +26,30 @@ _MOST_HELD_OUT = 200
 def ask(
     writer: Writer,
     scripts: Iterator[Script],
+    kind: str,
     origin: Origin,
     folder: Path,
-    tokens: int | None,
+    places: int | None,
     seed: int,
     say: Callable[[str], None],
 ) -> None:
     """Have the private model answer all scripts, or as many as have so many places that count; go
-    on after the parts that the folder has. Each round of the writer is a part.
+    on after the parts of this kind that the folder has. Each round of the writer is a part.
+    InputError where a round gives no answer.
     """
-    part, scripts_begun, places = begun(folder, origin)
-    numbered = zip(itertools.count(1), scripts, strict=False)
-    for _ in itertools.islice(numbered, scripts_begun):
-        pass
-
-    def counted() -> Iterator[Script]:
-        nonlocal scripts_begun
-        for number, script in numbered:
-            scripts_begun = number
-            yield script
-
-    left = counted()
-    while tokens is None or places < tokens:
-        asked = scripts_begun
-        answers = writer.round(left, seed * 1_000_003 + part)
-        if scripts_begun == asked:
-            break
-        if answers:
-            write_part(folder, part, answers, origin, scripts_begun)
-            part += 1
-        places += sum(len(one.ids) for one in answers)
-        say(f"{places} answers" + (f" of {tokens}" if tokens else f" to {scripts_begun} texts"))
+    begun = begun_of(folder, kind, origin)
+    left = Scripts(scripts, begun.scripts)
+    while not left.is_over and (places is None or begun.places < places):
+        answers = writer.round(left, seed * 1_000_003 + begun.parts)
+        if not answers:
+            raise InputError(
+                "the private model gave no answers: its chat template fills a text, or it ends "
+                "texts at once; give a larger --length, or other texts"
+            )
+        more = sum(len(one.ids) for one in answers)
+        begun = Begun(begun.parts + 1, left.begun, begun.places + more)
+        write_part(folder, kind, begun, answers, origin)
+        say(f"{begun.places} answers" + (f" of {places}" if places else f", {left.begun} texts"))
 
 
 def halves(answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
@@ -77,14 +69,28 @@ def halves(answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
 def align(
     student: Student, settings: Settings, tokenizer: Path, out: Path, say: Callable[[str], None]
 ) -> Run:
-    """Train a student on the answers in `out`; write the best one there as a model directory, with
-    the text files of the directory `tokenizer`, and the curve.
+    """Train a student on the answers in `out`; write the best one there as a model directory
+    (float16), with the text files of the directory `tokenizer`, and the curve. InputError for
+    answers that the student's context or vocabulary does not hold.
     """
     answers, origin = read_answers(out / ANSWERS)
+    config = student.config
+    longest = max(len(one.tokens) for one in answers) - 1
+    largest = max(max(int(one.tokens.max()), int(one.ids.max(initial=0))) for one in answers)
+    if longest > config.context:
+        raise InputError(
+            f"the answers' texts have {longest} tokens, but the draft model's context is "
+            f"{config.context}; make shorter ones by --length, or take another draft model"
+        )
+    if largest >= config.vocab_size:
+        raise InputError(
+            f"the answers have token {largest}, but the draft model {config.vocab_size} tokens; "
+            "take a draft model with the private model's vocabulary"
+        )
     settings = replace(settings, temperature=origin.temperature)
     learnt, held_out = halves(answers)
     params, run = fitting.fit(student, learnt, held_out, settings, out / RUN, say)
-    save_model(out, student.config, params)
+    save_model(out, config, params)
     for name in TEXT_FILES:
         if (tokenizer / name).exists():
             shutil.copyfile(tokenizer / name, out / name)

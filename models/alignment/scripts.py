@@ -4,7 +4,7 @@ itself. None of them is a user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from models.alignment.writing import Drawn, Given, Script
 from models.chat import Message, Template
@@ -15,10 +15,10 @@ LONGEST_QUESTION = 96  # tokens of one that the model writes
 _MARK = "\N{LEFT SQUARE BRACKET WITH QUILL}question\N{RIGHT SQUARE BRACKET WITH QUILL}"
 
 
-def of_text(tokens: Sequence[int], length: int) -> Iterator[Script]:
-    """Yield a script for each part of so many tokens: all of it counts."""
-    for start in range(0, len(tokens), length):
-        yield (Given(tokens[start : start + length], counts=True),)
+def of_text(tokens: Sequence[int], length: int) -> list[Script]:
+    """Return a script for each part of so many tokens: all of it counts."""
+    starts = range(0, len(tokens), length)
+    return [(Given(tokens[start : start + length], counts=True),) for start in starts]
 
 
 def of_chat(

@@ -3,12 +3,13 @@ count, in the clear at its owner.
 
 A text is a *script*: tokens that are given, and runs of tokens that the model draws. The lanes of
 one cache hold as many texts as there are lanes; when a text is over, the next script begins in its
-lane, which from then on sees only its own rows. When the cache is full, the texts in it are over,
-too, and it begins anew.
+lane, which from then on sees only its own rows, if what it gives fits into the rows that are left.
+When the cache is full, the texts in it are over, too.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,36 @@ class Drawn:
 
 
 Script = Sequence[Given | Drawn]
+
+
+def rows_of(script: Script) -> int:
+    """Return how many rows a script takes at least: all that is given, and a little that is drawn.
+    Its last token needs none.
+    """
+    given = sum(len(part.tokens) for part in script if isinstance(part, Given))
+    return given - 1 + (LEAST if any(isinstance(part, Drawn) for part in script) else 0)
+
+
+class Scripts:
+    """Scripts in their order, each of which waits until there are rows enough for it."""
+
+    def __init__(self, scripts: Iterator[Script], begun: int = 0) -> None:
+        """Take scripts, of which the first `begun` ones are left out."""
+        self._scripts = itertools.islice(scripts, begun, None)
+        self._first: Script | None = next(self._scripts, None)
+        self.begun = begun
+
+    @property
+    def is_over(self) -> bool:
+        return self._first is None
+
+    def next(self, rows: int) -> Script | None:
+        """Return the next script; None when there is none, or it takes more rows."""
+        if self._first is None or max(1, rows_of(self._first)) > rows:
+            return None
+        script, self._first = self._first, next(self._scripts, None)
+        self.begun += 1
+        return script
 
 
 @dataclass
@@ -101,9 +132,7 @@ class Lane:
 
 @dataclass
 class Writer:
-    """A model that writes `lanes` texts at once. A round has `rows` steps, hence as many tokens in
-    each lane, and one more that is drawn last.
-    """
+    """A model that writes `lanes` texts at once, of `rows` rows together in each lane."""
 
     config: ModelConfig
     params: Params
@@ -119,10 +148,8 @@ class Writer:
             partial(_step, self.config, self.top_k, self.temperature), donate_argnums=1
         )
 
-    def round(self, scripts: Iterator[Script], seed: int) -> list[Answer]:
-        """Fill the cache once; return the texts. `scripts` gives the next text, as long as there
-        are any; a script that does not fit is cut.
-        """
+    def round(self, scripts: Scripts, seed: int) -> list[Answer]:
+        """Fill the cache once; return the texts."""
         # Copies: buffers that a step takes over must differ.
         cache = jax.tree.map(jnp.copy, self.config.empty_cache(self.rows, self.lanes))
         key = jax.random.key(seed)
@@ -143,13 +170,12 @@ class Writer:
                     lane.goes_on(ids[i], log_p[i], int(drawn[i]), self.ends)
                 if not lane.open() or row == self.rows - 1:
                     answers += [one] if (one := lane.answer()) is not None else []
-                    lanes[i] = None if row == self.rows - 1 else self._begun(scripts, row + 1)
+                    lanes[i] = self._begun(scripts, row + 1)
         return answers
 
-    def _begun(self, scripts: Iterator[Script], row: int) -> Lane | None:
+    def _begun(self, scripts: Scripts, row: int) -> Lane | None:
         """Return the next text, with its first token, which is given."""
-        script = next(scripts, None)
-        if script is None:
+        if (script := scripts.next(self.rows - row)) is None:
             return None
         lane = Lane(script, row)
         assert isinstance(script[0], Given) and script[0].tokens

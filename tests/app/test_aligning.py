@@ -18,7 +18,7 @@ from spu_llm.app import cli
 from tests.kit.models import make_pair
 
 Ran = Callable[..., tuple[object, str]]
-SHORT = ("--length", "16", "--epochs", "1", "--top-k", "3")
+SHORT = ("--length", "17", "--epochs", "1", "--top-k", "3")
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def test_a_draft_model_is_made_of_answers(
     assert Tokenizer.load(out).digest == Tokenizer.load(private).digest
     answers, origin = read_answers(out / "answers")
     assert sum(len(one.ids) for one in answers) >= 600 and origin.top_k == 3
-    assert any(one.counts[1:].all() and len(one.tokens) == 16 for one in answers)  # of the text
+    ids = Tokenizer.load(private).encode(text.read_text())
+    read = [one.tokens.tolist() for one in answers if one.counts[1:].all()]
+    assert all(ids[i : i + 17] in read for i in range(0, len(ids) - 17, 17))  # all of the text
     written = json.loads((out / "align.json").read_text())
     assert written["answers"]["texts"] == len(answers) and written["fixed"] == []
     assert written["best"] in written["curve"] and written["curve"][0]["tokens"] == 0
@@ -67,9 +69,13 @@ def test_a_draft_model_is_made_of_answers(
 
     theirs, other = tmp_path / "answers", tmp_path / "other"
     shutil.move(out / "answers", theirs)
-    code, said = ran("--answers", theirs, "--public", public, "--out", other, *SHORT)
+    code, said = ran("--answers", theirs, "--public", public, "--out", other, "--epochs", "1")
     assert code == 0, said
     assert (other / WEIGHTS_FILE).read_bytes() == before
+    ran(*given, "--seed", "1", "--out", tmp_path / "seeded")
+    seeded = tmp_path / "seeded" / "answers"
+    code, said = ran("--answers", seeded, "--public", public, "--out", other, "--epochs", "1")
+    assert code == 2 and "holds other answers" in said
 
 
 @pytest.mark.parametrize("student", [("--keep", "0"), ("--blocks", "2", "--width", "8")])
@@ -104,7 +110,12 @@ def test_a_draft_model_begins_with_little(
         (("--private", "P", "--keep", "0,x", "--write", "9"), "numbers of blocks, as 0,15,29"),
         (("--private", "P", "--keep", "7", "--write", "9"), "0 to 0, found 7"),
         (("--private", "P", "--blocks", "1", "--width", "9", "--write", "9"), "a multiple of 8"),
-        (("--private", "P", "--public", "Q", "--write", "9", "--temperature", "0"), "above 0"),
+        (("--private", "P", "--public", "Q", "--write", "9", "--temperature", "0"), "0.01 to 10"),
+        (("--private", "P", "--public", "Q", "--write", "9", "--seed", "-1"), "--seed must be 0"),
+        (("--answers", "P", "--public", "Q", "--top-k", "9"), "leave out --text"),
+        (("--private", "P", "--public", "Q", "--write", "9", "--out", "P"), "--out is --private"),
+        (("--private", "P", "--public", "Q", "--write", "9", "--out", "Q"), "--out is --public"),
+        (("--private", "P", "--keep", "0", "--write", "9", "--out", "Q"), "align did not write"),
         (("--private", "P", "--public", "Q", "--text", "/absent"), "cannot read /absent"),
         (("--private", "P", "--public", "Q", "--chats", "/absent"), "has no chat template"),
         (("--private", "P", "--public", "/absent", "--write", "9"), "is not a directory"),
@@ -116,7 +127,8 @@ def test_what_cannot_be_is_refused_in_a_line(
     """Before anything is answered or written."""
     names = {"P": str(pair[0]), "Q": str(pair[1])}
     out = tmp_path / "out"
-    code, said = ran(*(names.get(part, part) for part in given), "--out", out)
+    given = tuple(names.get(part, part) for part in given)
+    code, said = ran(*given, *(() if "--out" in given else ("--out", out)))
     errors = [line for line in said.splitlines() if line.startswith("spu-llm: error:")]
     assert code == 2 and len(errors) == 1 and wanted in errors[0], said
     assert not out.exists()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import itertools
-from collections.abc import Iterator
+import hashlib
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LENGTH = 256
 LANES = 64  # texts that the private model writes side by side
 TOP_K = 5
+MOST_BYTES = 2 << 30  # of the answers of a round
 _REJECTION = 2.0  # weight of that loss beside the cross entropy
 
 
@@ -27,10 +28,10 @@ def add_command(commands: Any) -> None:
         "align",
         help="align a draft model with a private one, in the clear at its owner",
         description="The private model answers public text, chats, or what it asks itself, and a "
-        "draft model learns its answers, so that it keeps more of the drafts. The owner of the "
-        "private model runs all of it, or gives away the folder `answers` in --out, which says of "
-        "each place the --top-k likeliest tokens, for `align --answers`. Stops early when drafts "
-        "get no better; run again with the same options, it goes on where it was.",
+        "draft model learns the answers, so that more of its drafts stay. The owner of the private "
+        "model runs all of it, or gives away the folder `answers` in --out, which says of each "
+        "place the --top-k likeliest tokens, for `align --answers`. Stops early when drafts get no "
+        "better; run again with the same options, it goes on where it was.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--private", type=Path, metavar="DIR", help="the model that answers")
@@ -39,12 +40,11 @@ def add_command(commands: Any) -> None:
     _add_texts(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the draft model")
     parser.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="of the answers (default: 1)"
+        "--temperature", type=float, metavar="T", help="of the answers (default: 1)"
     )
     parser.add_argument(
         "--top-k",
         type=int,
-        default=TOP_K,
         metavar="K",
         help="likeliest tokens at a place that are learnt, up to the whole vocabulary (default: "
         f"{TOP_K}, as published); six bytes each",
@@ -90,7 +90,7 @@ def _add_texts(parser: Any) -> None:
         "--write",
         type=int,
         metavar="N",
-        help="texts of its own, until N tokens are answered; a chat model asks itself",
+        help="texts of its own, until N of their tokens are answered; a chat model asks itself",
     )
 
 
@@ -99,6 +99,7 @@ def _align(options: argparse.Namespace) -> None:
     from models.alignment.run import ANSWERS, CURVE, align
 
     _check(options)
+    _check_out(options)
     progress = Progress()
     try:
         progress.stage("loading")
@@ -113,7 +114,7 @@ def _align(options: argparse.Namespace) -> None:
             rejection=0.0 if options.as_published else _REJECTION,
             measured_every=50,
             patience=8,
-            temperature=options.temperature,
+            temperature=1.0,  # the answers say
             seed=options.seed,
         )
         progress.stage("aligning")
@@ -124,8 +125,8 @@ def _align(options: argparse.Namespace) -> None:
     for point in run.curve:
         loss = "" if point.loss is None else f", loss {point.loss:.3f}"
         show(
-            f"after {point.tokens} answers: acceptance {point.acceptance:.3f}, the same likeliest "
-            f"token {point.same:.0%}{loss}"
+            f"after {point.tokens} answers: acceptance at least {point.acceptance:.3f}, the same "
+            f"likeliest token {point.same:.0%}{loss}"
         )
     show(
         f"{options.out} written: {config.title}, {config.layers} blocks of width {config.width}; "
@@ -139,8 +140,13 @@ def _check(options: argparse.Namespace) -> None:
     asked = [options.text, options.chats, options.write]
     if options.private is not None and asked == [None] * 3:
         raise InputError("say what the private model is to answer: --text, --chats or --write N")
-    if options.answers is not None and asked != [None] * 3:
-        raise InputError("--answers holds the answers; leave out --text, --chats and --write")
+    if options.answers is not None:
+        given = [*asked, options.temperature, options.top_k, options.length]
+        if given != [None] * 6:
+            raise InputError(
+                "--answers holds the answers; leave out --text, --chats, --write, --temperature, "
+                "--top-k and --length"
+            )
     if options.answers is not None and options.public is None:
         raise InputError("--answers needs --public DIR, the draft model to begin with")
     if options.width is not None and options.blocks is None:
@@ -151,17 +157,35 @@ def _check(options: argparse.Namespace) -> None:
         ("length", 16, 4096),
         ("blocks", 1, 1000),
         ("write", 1, 1 << 40),
+        ("seed", 0, (1 << 31) - 1),
     ):
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
             option = name.replace("_", "-")
             raise InputError(f"--{option} must be {least} to {most}, found {value}")
-    if not 0 < options.temperature <= 10:
-        raise InputError(f"--temperature must be above 0, 10 at most, found {options.temperature}")
+    if options.temperature is not None and not 0.01 <= options.temperature <= 10:
+        raise InputError(f"--temperature must be 0.01 to 10, found {options.temperature}")
     if not 0 < options.learning_rate <= 1:
         raise InputError(
             f"--learning-rate must be above 0, 1 at most, found {options.learning_rate}"
         )
+
+
+def _check_out(options: argparse.Namespace) -> None:
+    """Raise InputError where --out is, or holds, something else than an alignment."""
+    from models.alignment.run import ANSWERS, CURVE
+    from models.files import WEIGHTS_FILE
+
+    out = options.out
+    for name in ("private", "public", "answers"):
+        given = getattr(options, name)
+        if given is not None and out.resolve() == given.resolve():
+            raise InputError(f"--out is --{name}, which would be written over; give another")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out: {out} is a file; give a directory")
+    ours = (out / CURVE).exists() or (out / ANSWERS).exists()
+    if (out / WEIGHTS_FILE).exists() and not ours:
+        raise InputError(f"--out: {out} holds a model that align did not write; give another")
 
 
 def _asked(options: argparse.Namespace, progress: Progress) -> tuple[Path, Student]:
@@ -175,7 +199,8 @@ def _asked(options: argparse.Namespace, progress: Progress) -> tuple[Path, Stude
 
     text = TextFormat.of_model(options.private)
     config, params = load_uncalibrated(options.private)
-    if options.top_k > config.vocab_size:
+    top_k = options.top_k or TOP_K
+    if top_k > config.vocab_size:
         raise InputError(f"--top-k must be at most {config.vocab_size}, the vocabulary")
     if options.public is not None:
         begun = student.of_public(options.public, text.tokenizer.digest)
@@ -186,14 +211,21 @@ def _asked(options: argparse.Namespace, progress: Progress) -> tuple[Path, Stude
     context = min(config.context, begun.config.context)
     if (length := options.length or min(LENGTH, context)) > context:
         raise InputError(f"--length must be at most {context}, the models' context")
+    if LANES * length * top_k * 8 > MOST_BYTES:
+        most = MOST_BYTES // (8 * LANES * length)
+        raise InputError(f"--top-k must be at most {most} with texts of {length} tokens")
+    given, own = _scripts(options, text, length)
     progress.stage("the private model answers")
-    writer = Writer(
-        config, params, text.tokenizer.eos_ids, LANES, length, options.top_k, options.temperature
-    )
-    origin = Origin(text.tokenizer.digest, options.temperature, options.top_k)
-    folder = options.out / ANSWERS
-    texts = _scripts(options, text, length)
-    ask(writer, texts, origin, folder, options.write, options.seed, progress.update)
+    temperature = options.temperature or 1.0
+    ends = text.tokenizer.eos_ids
+    writer = Writer(config, params, ends, LANES, length - 1, top_k, temperature)
+    asked = hashlib.sha256(repr((given, own, length, options.seed)).encode()).hexdigest()
+    model = student.digest_of_params(params)
+    origin = Origin(model, asked, text.tokenizer.digest, temperature, top_k)
+    folder, say = options.out / ANSWERS, progress.update
+    ask(writer, iter(given), "given", origin, folder, None, options.seed, say)
+    if own is not None:
+        ask(writer, repeat(own), "own", origin, folder, options.write, options.seed + 1, say)
     return options.private, begun
 
 
@@ -204,36 +236,54 @@ def _numbers(given: str) -> list[int]:
         raise InputError(f"--keep must be numbers of blocks, as 0,15,29, found {given}") from None
 
 
-def _scripts(options: argparse.Namespace, text: Any, most: int) -> Iterator[Script]:
+def _scripts(
+    options: argparse.Namespace, text: Any, length: int
+) -> tuple[list[Script], Script | None]:
+    """Return the scripts of the texts that are given, and of the model's own texts. InputError for
+    a chat that fills its text.
+    """
     from models.alignment import scripts
+    from models.alignment.writing import rows_of
     from models.chat import Template
     from spu_llm.app.calibration_texts import messages_in
     from spu_llm.core.text_files import read_text
 
+    given: list[Script] = []
     if options.text is not None:
         tokens = text.tokenizer.encode(read_text(options.text, "--text"))
-        yield from scripts.of_text(tokens, most)
+        given += scripts.of_text(tokens, length)
     if options.chats is not None:
         template = Template.load(options.private)
-        for _, messages in messages_in(options.chats, most=None):
-            yield scripts.of_chat(template, text.tokenizer, messages, most)
-    if options.write is not None:
-        yield from itertools.repeat(scripts.own(text.template, text.tokenizer, most))
+        for number, (_, messages) in enumerate(messages_in(options.chats, most=None), 1):
+            script = scripts.of_chat(template, text.tokenizer, messages, length)
+            if rows_of(script) >= length:
+                raise InputError(
+                    f"chat {number} of {options.chats} leaves no room for an answer in {length} "
+                    "tokens; give a larger --length, or leave it out"
+                )
+            given.append(script)
+    if options.write is None:
+        return given, None
+    return given, scripts.own(text.template, text.tokenizer, length)
 
 
 def _given(options: argparse.Namespace) -> Student:
-    """Return the student of answers that were given; they move into --out."""
+    """Return the student of answers that were given, which are copied into --out. InputError where
+    that holds others.
+    """
     import shutil
 
     from models.alignment import student
-    from models.alignment.answers import parts_of, read_answers
+    from models.alignment.answers import digest_of, parts_of, read_answers
     from models.alignment.run import ANSWERS
 
-    _, origin = read_answers(options.answers)
+    answers, origin = read_answers(options.answers)
     begun = student.of_public(options.public, origin.tokenizer)
     folder = options.out / ANSWERS
-    if folder.resolve() != options.answers.resolve():
+    if not parts_of(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for path in parts_of(options.answers):
             shutil.copyfile(path, folder / path.name)
+    elif digest_of(read_answers(folder)[0]) != digest_of(answers):
+        raise InputError(f"--out: {folder} holds other answers; give another --out")
     return begun
