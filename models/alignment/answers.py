@@ -79,10 +79,14 @@ def write_part(
         "log_p": np.maximum(log_p, _LEAST_LOG).astype(np.float16),
     }
     so_far = {_SCRIPTS: str(begun.scripts), _PLACES: str(begun.places)}
-    path = directory / f"{kind}-{begun.parts - 1:05d}{_SUFFIX}"
+    path = directory / _part_name(kind, begun.parts)
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_bytes(save(stored, metadata=origin.as_metadata() | so_far))
     os.replace(unfinished, path)
+
+
+def _part_name(kind: str, number: int) -> str:
+    return f"{kind}-{number - 1:05d}{_SUFFIX}"
 
 
 def parts_of(directory: Path, kind: str = "") -> list[Path]:
@@ -95,6 +99,8 @@ def begun_of(directory: Path, kind: str, origin: Origin) -> Begun:
     parts = parts_of(directory, kind)
     begun = Begun()
     for number, path in enumerate(parts, 1):
+        if path.name != _part_name(kind, number):
+            raise InputError(f"{directory} lacks {_part_name(kind, number)}; remove all after it")
         with _opened(path) as part:
             given = part.metadata()
             known = Origin.of_metadata(given)

@@ -233,6 +233,10 @@ def test_answers_round_trip(tmp_path: Path) -> None:
     write_part(tmp_path, "own", Begun(2, 11, 30), answers[3:], ORIGIN)
     assert begun_of(tmp_path, "own", ORIGIN) == Begun(2, 11, 30)
     assert begun_of(tmp_path, "given", ORIGIN) == Begun()
+    (tmp_path / "own-00000.safetensors").rename(tmp_path / "kept")
+    with pytest.raises(InputError, match="lacks own-00000.safetensors"):
+        begun_of(tmp_path, "own", ORIGIN)
+    (tmp_path / "kept").rename(tmp_path / "own-00000.safetensors")
     read, origin = read_answers(tmp_path)
     assert origin == ORIGIN and len(read) == len(answers)
     for one, other in zip(read, answers, strict=True):
