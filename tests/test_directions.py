@@ -27,7 +27,7 @@ SYSTEMS = [f"spu_llm.systems.{name}" for name in OF_SYSTEMS]
 SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems"]
 API = [*SERVICE, *SYSTEMS, "spu_llm.service", "spu_llm.vault"]
 ATTACKS = [*API, "spu_llm.api", "models.training"]
-APP = [*ATTACKS, "spu_llm.attacks", "models.importing"]
+APP = [*ATTACKS, "spu_llm.attacks", "models.alignment", "models.importing"]
 STUDY = [*APP, "spu_llm.app", "experiments.common"]
 ALLOWED: dict[str, list[str]] = {
     "spu_llm.core": [],
@@ -44,6 +44,7 @@ ALLOWED: dict[str, list[str]] = {
     "protocols.dp": [*CORE, *PROTOCOLS],
     "models": [*CORE, *PROTOCOLS],
     "models.training": [*CORE, *PROTOCOLS, "models"],
+    "models.alignment": [*CORE, "models", "models.training"],
     "models.importing": [*CORE, "models"],
     "spu_llm.systems": SYSTEM,
     "spu_llm.systems.decoding": [*SYSTEM, "spu_llm.systems"],
