@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from scipy.stats import chi2
 
-from models.alignment import fitting, parts, scripts, student
+from models.alignment import fitting, scripts, student
 from models.alignment.answers import Answer, Begun, Origin, begun_of, read_answers, write_part
 from models.alignment.fitting import Point, Run, Settings
 from models.alignment.run import ask, halves
@@ -28,7 +28,7 @@ from models.alignment.writing import Drawn, Given, Lane, Script, Scripts, Writer
 from models.chat import Message, Template
 from models.family import ModelConfig, family_of, logits
 from models.gpt2 import GPT2Config
-from models.hf import load_model, save_model
+from models.hf import save_model
 from models.llama import LlamaConfig
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
@@ -471,31 +471,3 @@ def test_a_student_has_the_private_models_tokenizer(tmp_path: Path, tokenizer: T
     assert isinstance(student.of_public(tmp_path, tokenizer.digest), Student)
     with pytest.raises(InputError, match="has another tokenizer"):
         student.of_public(tmp_path, "other")
-
-
-def test_a_part_is_joined_to_the_private_models_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = LlamaConfig(288, 32, 8, 16, 2, 2, 1)
-    params = params_of(config)
-    private, whole, part, out = (tmp_path / name for name in ("private", "whole", "part", "out"))
-    save_model(private, config, params)
-    save_tokenizer(private)
-    kept = student.of_blocks(config, params, [1])
-    save_model(whole, kept.config, {**kept.params, "norm": params["norm"] + 1})
-    parts.main(["split", str(whole), "--private", str(private), "--out", str(part)])
-    left_out = set(load_file(whole / "model.safetensors")) - set(
-        load_file(part / "model.safetensors")
-    )
-    assert left_out >= {"model.embed_tokens.weight", "lm_head.weight"}
-    parts.main(["join", str(part), "--private", str(private), "--out", str(out)])
-    joined, wanted = load_model(out)[1], load_model(whole)[1]
-    jax.tree.map(np.testing.assert_array_equal, joined, wanted)
-    assert (out / "tokenizer.json").exists()
-    other = LlamaConfig(288, 32, 16, 16, 1, 2, 1)
-    save_model(private, other, params_of(other))
-    for to, words in ((out, "is there"), (tmp_path / "again", "of shape")):
-        with pytest.raises(SystemExit) as end:
-            parts.main(["join", str(part), "--private", str(private), "--out", str(to)])
-        assert end.value.code == 2 and words in capsys.readouterr().err
-    assert not (tmp_path / "again").exists()

@@ -256,9 +256,7 @@ def residuals(monkeypatch: pytest.MonkeyPatch, shift: int) -> tuple[np.ndarray, 
     return np.concatenate(rests), np.concatenate(signed), bool(right.all())
 
 
-def test_a_shifted_ciphertext_tells_a_noisy_bit_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_shifted_ciphertext_tells_a_noisy_bit_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stated gap: an owner that deviates learns this much, by products that are all right."""
     told, coefficients, right = residuals(monkeypatch, DELTA // (4 * P))
     assert right and np.corrcoef(told, coefficients)[0, 1] > 0.4
