@@ -95,6 +95,13 @@ def place_of(path: Path) -> Path:
     return place
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole, or not at all."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_bytes(data)
+    os.replace(unfinished, path)
+
+
 def read_json(path: Path, if_missing: str) -> Any:
     """Return the content of a JSON file of a model directory. InputError when it cannot be read;
     `if_missing` says what to do when it is missing.

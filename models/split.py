@@ -8,17 +8,16 @@ and head. The residual stream crosses the boundaries, as rows [n, d] on the scal
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from models import ranges
 from models.cache import Block, Rows, rows_after
+from models.digests import params_digest
 from models.family import ModelConfig, Params, bounds_of_blocks, family_of
 from spu_llm.core.errors import InputError
 
@@ -78,17 +77,10 @@ def check_middle(blocks: Sequence[Params], config: ModelConfig, split: Split) ->
 
 
 def ends_digest(params: Params, split: Split) -> str:
-    """Return the SHA-256 (hex) of the parameters of front and back. The parameters are not folded,
-    so parties with equal parameters get equal digests, whatever their machines fold them to.
-    """
+    """Return the digest of the parameters of front and back, which are not folded."""
     blocks = params["blocks"]
     ends = {**params, "blocks": [blocks[: split.front], blocks[len(blocks) - split.back :]]}
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_flatten_with_path(ends)[0]:
-        values = np.ascontiguousarray(leaf, "<f4")
-        digest.update(f"{jax.tree_util.keystr(path)} {values.shape}\n".encode())
-        digest.update(values.data)
-    return digest.hexdigest()
+    return params_digest(ends)
 
 
 def front(

@@ -8,7 +8,6 @@ place, so they are all that an owner of the draft model needs who may not see th
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from models.files import replace_file
 from spu_llm.core.errors import InputError
 
 _SUFFIX = ".safetensors"
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Origin:
-    """What all parts of a directory of answers have in common."""
+    """Origin of all parts of a directory of answers: which model was asked what, and how."""
 
     model: str  # digest of the private model's parameters
     asked: str  # digest of what it was asked
@@ -58,7 +58,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Begun:
-    """How far a model's answers of one kind are."""
+    """Counts of a model's answers of one kind so far."""
 
     parts: int = 0
     scripts: int = 0  # that were begun
@@ -79,10 +79,8 @@ def write_part(
         "log_p": np.maximum(log_p, _LEAST_LOG).astype(np.float16),
     }
     so_far = {_SCRIPTS: str(begun.scripts), _PLACES: str(begun.places)}
-    path = directory / _part_name(kind, begun.parts)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_bytes(save(stored, metadata=origin.as_metadata() | so_far))
-    os.replace(unfinished, path)
+    data = save(stored, metadata=origin.as_metadata() | so_far)
+    replace_file(directory / _part_name(kind, begun.parts), data)
 
 
 def _part_name(kind: str, number: int) -> str:

@@ -17,7 +17,6 @@ the student, the optimiser's state, and the curve.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,12 +28,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from models.alignment.answers import Answer, digest_of
-from models.alignment.student import Student, digest_of_params
+from models.alignment.student import Student
 from models.cache import rows_after
+from models.digests import params_digest
 from models.family import ModelConfig, Params, family_of
+from models.files import replace_file
 from models.training.optimise import Schedule, optimiser
 from spu_llm.core.errors import InputError
 
@@ -54,8 +55,8 @@ class Settings:
     rejection: float  # weight of that loss; 0 as published
     measured_every: int  # steps
     patience: int  # measurements without an improvement, after which it ends
-    temperature: float
     seed: int
+    temperature: float = 1.0  # of the answers, which say it
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Point:
 
 @dataclass
 class Run:
-    """What a run of an alignment has come to."""
+    """Curve and seconds of an alignment so far."""
 
     curve: list[Point] = field(default_factory=list)
     seconds: float = 0.0
@@ -253,7 +254,7 @@ def fit(
     step = jax.jit(update, donate_argnums=(0, 1))
     measured = jax.jit(lambda moving, fixed, batch: measure({**moving, **fixed}, batch))
     moving, fixed = jax.device_put(moving), jax.device_put(fixed)
-    saved = Saved(folder, settings, digest_of_params(student.params), digest_of(learnt))
+    saved = Saved(folder, settings, params_digest(student.params), digest_of(learnt))
     (moving, state), run, done = saved.begun((moving, jax.device_put(transform.init(moving))))
 
     def measurement(loss: float | None, tokens: int, at: int) -> Point:
@@ -347,9 +348,7 @@ class Saved:
             "done": done,
             "state": name,
         }
-        unfinished = self._folder / "run.unfinished"
-        unfinished.write_text(json.dumps(kept), encoding="utf-8")
-        os.replace(unfinished, self._folder / "run.json")
+        replace_file(self._folder / "run.json", json.dumps(kept).encode())
         for old in self._folder.glob("state_*.safetensors"):
             if old.name != name:
                 old.unlink()
@@ -357,9 +356,7 @@ class Saved:
 
 def _write(path: Path, tree: Any) -> None:
     leaves = jax.tree.leaves(jax.device_get(tree))
-    unfinished = path.with_suffix(".unfinished")
-    save_file({str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}, unfinished)
-    os.replace(unfinished, path)
+    replace_file(path, save({str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}))
 
 
 def _read(path: Path, like: Any) -> Any:

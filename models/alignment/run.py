@@ -14,7 +14,7 @@ from models.alignment.answers import Answer, Begun, Origin, begun_of, read_answe
 from models.alignment.fitting import Run, Settings
 from models.alignment.student import Student
 from models.alignment.writing import Script, Scripts, Writer
-from models.files import TEXT_FILES
+from models.files import TEXT_FILES, replace_file
 from models.hf import save_model
 from spu_llm.core.errors import InputError
 
@@ -101,5 +101,5 @@ def align(
         "answers": {**asdict(origin), "texts": len(answers), "held_out": len(held_out)},
         "fixed": sorted(student.fixed),
     }
-    (out / CURVE).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    replace_file(out / CURVE, (json.dumps(written, indent=1) + "\n").encode())
     return run

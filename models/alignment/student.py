@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,11 +76,3 @@ def of_blocks(config: ModelConfig, params: Params, numbers: Sequence[int]) -> St
     kept = {**params, "blocks": [params["blocks"][i] for i in numbers]}
     tables = frozenset(name for name, value in params.items() if np.ndim(value) == 2)
     return Student(config.with_blocks(list(numbers)), kept, tables)
-
-
-def digest_of_params(params: Params) -> str:
-    """Return a digest of a model's parameters."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.ascontiguousarray(leaf).data)
-    return digest.hexdigest()

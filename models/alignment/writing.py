@@ -200,11 +200,11 @@ def _step(
     comes next, and a draw [lane]; and the cache with the row.
     """
     family = family_of(config)
-    positions = (row - starts)[:, None]
+    positions = row - starts
     row_numbers = jnp.arange(cache.positions)
     visible = (row_numbers >= starts[:, None]) & (row_numbers <= row)
-    x = family.embed(weights, config, tokens, row - starts)
-    at = Rows(positions, visible[:, None], row)
+    x = family.embed(weights, config, tokens, positions)
+    at = Rows(positions[:, None], visible[:, None], row)
     hidden, cache, _ = family.forward(weights, config, x, at, cache)
     log_p = jax.nn.log_softmax(family.head(weights, hidden) / temperature)
     top, ids = jax.lax.top_k(log_p, top_k)

@@ -114,7 +114,6 @@ def _align(options: argparse.Namespace) -> None:
             rejection=0.0 if options.as_published else _REJECTION,
             measured_every=50,
             patience=8,
-            temperature=1.0,  # the answers say
             seed=options.seed,
         )
         progress.stage("aligning")
@@ -194,6 +193,7 @@ def _asked(options: argparse.Namespace, progress: Progress) -> tuple[Path, Stude
     from models.alignment.answers import Origin
     from models.alignment.run import ANSWERS, ask
     from models.alignment.writing import Writer
+    from models.digests import params_digest
     from models.hf import load_uncalibrated
     from models.text_format import TextFormat
 
@@ -220,7 +220,7 @@ def _asked(options: argparse.Namespace, progress: Progress) -> tuple[Path, Stude
     ends = text.tokenizer.eos_ids
     writer = Writer(config, params, ends, LANES, length - 1, top_k, temperature)
     asked = hashlib.sha256(repr((given, own, length, options.seed)).encode()).hexdigest()
-    model = student.digest_of_params(params)
+    model = params_digest(params)
     origin = Origin(model, asked, text.tokenizer.digest, temperature, top_k)
     folder, say = options.out / ANSWERS, progress.update
     ask(writer, iter(given), "given", origin, folder, None, options.seed, say)
