@@ -230,6 +230,7 @@ append = protocol_op(
     cost=lambda cache, rows, at: arith_cost(cache, rows),
     simulate=uniform_messages(_append, nothing_to_correct),
     non_interactive=True,
+    of_forward=True,
 )
 """cache [head, cap, d] with `rows` [head, n, d] written from the public position `at` on."""
 

@@ -189,6 +189,7 @@ known_rows = protocol_op(
     owners=lambda rows: [Owner.PROVIDER],
     simulate=lambda *views, **static: View([], []),
     non_interactive=True,
+    of_forward=True,
 )
 """The provider's `rows` [head, cap, d], unchanged, which stay open for many products."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from spu_llm.core.errors import InputError
 from spu_llm.core.parallel import MAX_JOBS, own_cores
+from spu_llm.core.settings import BACKENDS, OWN
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net.address import host_and_port
 from spu_llm.net.identity import identity_in
@@ -33,6 +34,7 @@ class Provider:
     hint_cache: int = HINT_CACHE_BYTES  # bytes that the client's hints of all providers may take
     mark: Path | None = None  # the key of a process here that marks texts
     ranges: Path | None = None  # of a model here, where they do not lie beside it
+    backend: str = OWN  # what computes forwards: "own", or "spu"; the same at both parties
 
     @staticmethod
     def here(
@@ -42,12 +44,13 @@ class Provider:
         pool: Path | str | None = None,
         jobs: int | None = None,
         ranges: Path | str | None = None,
+        backend: str = OWN,
     ) -> Provider:
         """Return a provider that runs as a process on this machine for each session: a rehearsal,
-        in which both parties are this user's. `jobs`: half of the cores by default. InputError for
-        what cannot be used.
+        in which both parties are this user's. `jobs`: half of the cores by default. `backend`: what
+        computes forwards, "own" or "spu". InputError for what cannot be used.
         """
-        _check(network, jobs, HINT_CACHE_BYTES)
+        _check(network, jobs, HINT_CACHE_BYTES, backend)
         return Provider(
             network,
             None,
@@ -55,6 +58,7 @@ class Provider:
             path_of(pool),
             own_cores(2) if jobs is None else jobs,
             ranges=path_of(ranges),
+            backend=backend,
         )
 
     @staticmethod
@@ -68,14 +72,17 @@ class Provider:
         pool: Path | str | None = None,
         jobs: int | None = None,
         hint_cache: int = HINT_CACHE_BYTES,
+        backend: str = OWN,
     ) -> Provider:
         """Return the provider at HOST:PORT. identity: the directory of this party's certificate and
         key; trust: a file of certificates, of whom is trusted there; `insecure`, in place of both,
-        for plain sockets on a machine that you trust. InputError for what cannot be used.
+        for plain sockets on a machine that you trust. backend: what computes forwards, as the
+        provider has it. InputError for what cannot be used.
         """
-        _check(network, jobs, hint_cache)
+        _check(network, jobs, hint_cache, backend)
         own = identity_in(path_of(identity), path_of(trust), insecure=insecure)
-        server = Server(*host_and_port(address, "the provider's address"), network, own)
+        host, port = host_and_port(address, "the provider's address")
+        server = Server(host, port, network, own, backend)
         return Provider(
             network,
             server,
@@ -83,6 +90,7 @@ class Provider:
             path_of(pool),
             own_cores(1) if jobs is None else jobs,
             hint_cache,
+            backend=backend,
         )
 
     @property
@@ -119,6 +127,7 @@ class Provider:
             jobs=self.jobs,
             mark=self.mark,
             ranges=self.ranges,
+            backend=self.backend,
         ) as server:
             yield server, self.client_pool
 
@@ -128,10 +137,12 @@ def path_of(given: Path | str | None) -> Path | None:
     return None if given is None else Path(given)
 
 
-def _check(network: str, jobs: int | None, hint_cache: int) -> None:
+def _check(network: str, jobs: int | None, hint_cache: int, backend: str) -> None:
     """Raise InputError for settings that no session has."""
     if network not in NETWORKS:
         raise InputError(f"network must be one of {', '.join(NETWORKS)}, found {network!r}")
+    if backend not in BACKENDS:
+        raise InputError(f"backend must be one of {', '.join(BACKENDS)}, found {backend!r}")
     if jobs is not None and not 1 <= jobs <= MAX_JOBS:
         raise InputError(f"jobs must be 1 to {MAX_JOBS}, found {jobs}")
     if hint_cache < 1:

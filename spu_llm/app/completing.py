@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from spu_llm.api.defaults import PROMPT
 from spu_llm.app import drafting, marking
 from spu_llm.app.options import (
+    add_backend,
     add_hint_cache,
     add_jobs,
     add_prompt,
@@ -39,6 +40,7 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
     marking.add_option(parser)
     add_request_options(parser)
+    add_backend(parser)
     add_session_options(parser)
     add_jobs(parser)
     add_hint_cache(parser)

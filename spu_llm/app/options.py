@@ -12,6 +12,7 @@ from spu_llm.api.defaults import shipped
 from spu_llm.app import config
 from spu_llm.core.errors import InputError
 from spu_llm.core.parallel import MAX_JOBS, own_cores
+from spu_llm.core.settings import BACKENDS, OWN
 from spu_llm.core.text_files import decoded, read_text
 from spu_llm.net.address import host_and_port
 from spu_llm.offline.defaults import HINT_CACHE_BYTES
@@ -43,6 +44,17 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
         help="options from a TOML file, in a table named after the command",
     )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Add what computes a model's forwards, which both parties choose."""
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default=OWN,
+        help="what computes the model: the protocols of this framework (own, the default), or "
+        "segments that SPU compiles (spu); the same at both parties",
+    )
 
 
 def add_prompt(
@@ -202,7 +214,9 @@ def server_of(options: argparse.Namespace) -> Server:
     """Return where the provider that `--server` names is reached, and as whom."""
     from spu_llm.service.client import Server
 
-    return Server(*address(options.server, "--server"), options.network, identity_of(options))
+    host, port = address(options.server, "--server")
+    backend = getattr(options, "backend", OWN)  # which not all commands have
+    return Server(host, port, options.network, identity_of(options), backend)
 
 
 def provider_of(options: argparse.Namespace) -> Provider:
@@ -222,6 +236,7 @@ def provider_of(options: argparse.Namespace) -> Provider:
         jobs,
         hint_cache_of(options),
         ranges=options.ranges,
+        backend=getattr(options, "backend", OWN),
     )
 
 

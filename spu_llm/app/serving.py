@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spu_llm.api.defaults import MAX_PREFIX_PAD, MAX_SESSIONS, PREFIX_PAD, SESSION_MINUTES, SESSIONS
 from spu_llm.app import limiting, marking, reloading, two_party_text
 from spu_llm.app.options import (
+    add_backend,
     add_folder,
     add_identity_options,
     add_jobs,
@@ -66,6 +67,7 @@ def add_command(commands: Any) -> None:
     serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
+    add_backend(serve)
     add_session_options(serve)
     add_jobs(serve)
     add_identity_options(serve)

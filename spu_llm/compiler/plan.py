@@ -34,8 +34,9 @@ from spu_llm.core._jax import (
     sub_jaxprs,
     walk,
 )
-from spu_llm.core.approx import form_on_shares
+from spu_llm.core.approx import form_on_shares, reference_of
 from spu_llm.core.op import ProtocolOp, op_of
+from spu_llm.core.settings import OWN
 from spu_llm.core.values import Owner
 
 
@@ -111,15 +112,18 @@ def make_plan(
     shapes: Sequence[jax.ShapeDtypeStruct],
     owners: Sequence[Owner],
     *,
+    backend: str = OWN,
     only_segments: bool = False,
 ) -> Plan:
     """Make the plan of the flat function `fn(*arrays) -> arrays` whose i-th argument belongs to
-    owners[i]. `only_segments`: all work on shares in SPU, linear equations too.
+    owners[i]. `backend`: what computes a model's forward (`spu_llm.core.settings`). `only_segments`:
+    all work on shares in SPU, linear equations too.
 
     Raise NotImplementedError when a protocol op stands inside a loop or branch (unroll it), or when
     a segment would use a JAX primitive that SPU is not known to compute without opening anything.
     """
-    closed = _on_shares(flat_jaxpr(fn, shapes), owners)
+    closed = flat_jaxpr(fn, shapes)
+    closed = _on_shares(closed, owners) if backend == OWN else _for_spu(closed)
     _refuse_nested_ops(closed.jaxpr)
     owned = _assign_owners(closed, owners)
     _refuse_unvetted(closed.jaxpr, owned)
@@ -148,6 +152,12 @@ def _on_shares(closed: ClosedJaxpr, owners: Sequence[Owner]) -> ClosedJaxpr:
 
     spelt_out = expanded(closed, form)
     return closed if spelt_out is closed else _on_shares(spelt_out, owners)
+
+
+def _for_spu(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Return `closed` with the exact functions of a model's forward, which SPU is to compile."""
+    spelt_out = expanded(closed, reference_of)
+    return closed if spelt_out is closed else _for_spu(spelt_out)
 
 
 def _refuse_nested_ops(jaxpr: Jaxpr) -> None:

@@ -11,6 +11,7 @@ import jax
 
 from spu_llm.compiler.plan import Plan, make_plan
 from spu_llm.core._jax import shape_of
+from spu_llm.core.settings import OWN
 from spu_llm.core.values import Owner
 
 # Both parties may be threads of one process: there is one plan for both.
@@ -24,6 +25,7 @@ class SecureFunction:
     fn: Callable[..., Any]
     owners: tuple[Owner, ...]
     name: str
+    backend: str = OWN  # what computes a model's forward
     _plans: dict[Any, tuple[Plan, Any]] = field(default_factory=dict, repr=False)
 
     def plan(self, *args: Any) -> tuple[Plan, Any]:
@@ -54,4 +56,4 @@ class SecureFunction:
     def _make_plan(
         self, flat: Callable[..., list[Any]], shapes: Sequence[Any], owners: Sequence[Owner]
     ) -> Plan:
-        return make_plan(flat, shapes, owners)
+        return make_plan(flat, shapes, owners, backend=self.backend)

@@ -2,7 +2,8 @@
 
 An approximation is not a protocol op: it says what to compute on shares, in ordinary JAX with ops
 inside, while plaintext (reference, drafting, training, one party's own work) keeps the exact
-function. Nobody learns anything from it beyond what its ops give.
+function. Nobody learns anything from it beyond what its ops give. A program may also leave the
+exact function to SPU (`reference_of`), which has approximations of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -23,8 +24,15 @@ from spu_llm.core._jax import (
     shape_of,
     widest_integers,
 )
+from spu_llm.core.op import op_of
 
-_ON_SHARES: dict[Any, Callable[..., Any]] = {}  # by primitive
+
+class _Forms(NamedTuple):
+    reference: Callable[..., Any]
+    on_shares: Callable[..., Any]
+
+
+_FORMS: dict[Any, _Forms] = {}  # by primitive
 
 
 def approximation(
@@ -35,11 +43,11 @@ def approximation(
 
     Raise ValueError when the name is taken.
     """
-    if any(primitive.name == name for primitive in _ON_SHARES):
+    if any(primitive.name == name for primitive in _FORMS):
         raise ValueError(f"there is an approximation {name} already")
     primitive = make_primitive(name, reference)
     make_differentiable(primitive, reference)
-    _ON_SHARES[primitive] = on_shares
+    _FORMS[primitive] = _Forms(reference, on_shares)
 
     @functools.wraps(reference)
     def apply(*arrays: Any, **static: Any) -> Any:
@@ -53,11 +61,25 @@ def form_on_shares(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """Return what an approximation's equation becomes where shares come in, in a name scope of the
     approximation's name; None for other equations.
     """
-    if eqn.primitive not in _ON_SHARES:
-        return None
+    forms = _FORMS.get(eqn.primitive)
+    return None if forms is None else _formed(eqn, forms.on_shares)
+
+
+def reference_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """Return the exact function in place of an approximation's equation, or of the equation of an
+    op that is of a model's forward, in a name scope of its name; None for other equations.
+    """
+    forms, op = _FORMS.get(eqn.primitive), op_of(eqn.primitive)
+    if forms is not None:
+        return _formed(eqn, forms.reference)
+    return _formed(eqn, op.reference) if op is not None and op.of_forward else None
+
+
+def _formed(eqn: JaxprEqn, form: Callable[..., Any]) -> ClosedJaxpr:
     shapes = tuple(shape_of(v) for v in eqn.invars)
+    name, static = eqn.primitive.name, tuple(eqn.params.items())
     with _forming:
-        return _form(eqn.primitive, shapes, tuple(eqn.params.items()), widest_integers())
+        return _traced(form, name, shapes, static, widest_integers())
 
 
 # Both parties may be threads of one process, and must come to the same program.
@@ -65,9 +87,12 @@ _forming = threading.Lock()
 
 
 @functools.lru_cache(maxsize=1 << 10)  # every block of a model has the same ones
-def _form(
-    primitive: Any, shapes: tuple[Any, ...], static: tuple[tuple[str, Any], ...], integers: Any
+def _traced(
+    form: Callable[..., Any],
+    name: str,
+    shapes: tuple[Any, ...],
+    static: tuple[tuple[str, Any], ...],
+    integers: Any,
 ) -> ClosedJaxpr:
-    """Trace an approximation's form on shares; `integers`, the widest dtype, is for the cache."""
-    form = functools.partial(_ON_SHARES[primitive], **dict(static))
-    return flat_jaxpr(jax.named_scope(primitive.name)(form), shapes)
+    """Trace a form; `integers`, the widest dtype, is for the cache."""
+    return flat_jaxpr(jax.named_scope(name)(functools.partial(form, **dict(static))), shapes)

@@ -75,6 +75,8 @@ class ProtocolOp:
         depend on how the inputs are shared; by default the reference is exact.
     non_interactive: on additive shares it sends nothing, so it runs as soon as its operands are
         there instead of waiting for a parallel group.
+    of_forward: it computes a part of a model's forward, which a program may leave to SPU
+        (`spu_llm.core.approx.reference_of`).
     """
 
     name: str
@@ -88,6 +90,7 @@ class ProtocolOp:
     opens: Callable[..., Sequence[Opening]] = lambda *values, **static: ()
     model: Callable[..., Sequence[np.ndarray]] | None = None
     non_interactive: bool = False
+    of_forward: bool = False
 
     @functools.cached_property
     def primitive(self) -> Any:

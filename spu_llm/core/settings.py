@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
+
+# What computes a model's forward: the protocols of this framework, or segments that SPU compiles.
+# What decides on tokens is computed by the protocols either way.
+OWN, SPU = "own", "spu"
+BACKENDS = (OWN, SPU)
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,12 @@ class SpuConfig:
     exp_iters: int = 8
     # Otherwise SPU splits work above 2,048 elements per core and messages double.
     max_concurrency: int = 1
+
+    def computing(self, backend: str) -> SpuConfig:
+        """Return the settings for sessions whose forwards `backend` computes. SPU's default
+        exponential returns noise far below zero, where scores of a softmax are.
+        """
+        return replace(self, exp_mode="EXP_PADE") if backend == SPU else self
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by SPU's own names; what is no field here is the same in every

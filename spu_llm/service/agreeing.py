@@ -11,7 +11,7 @@ import protocols
 from models.family import ModelConfig, config_from
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, ManifestMismatch, PeerError
-from spu_llm.core.settings import SpuConfig
+from spu_llm.core.settings import OWN, SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net import frames
 from spu_llm.net.identity import Certificate
@@ -22,6 +22,7 @@ from spu_llm.service.task import Task
 from spu_llm.service.watch import WAIT_S
 from spu_llm.systems.program import Job, Program, ProviderInputs, SystemPromptShape, read, stated
 
+_BACKEND = "backend"  # what computes forwards, for both
 _PROGRAM = "program"  # beside the fields of its request
 _PREFIXES = {ROLES[CLIENT]: CLIENT_PREFIX, ROLES[PROVIDER]: PROVIDER_PREFIX}
 _CERTIFICATE = "certificate."  # of either role
@@ -39,26 +40,35 @@ def of_provider(
     jobs: int,
     before: SystemPromptShape = SystemPromptShape(),
     text_format: str | None = None,
+    *,
+    backend: str = OWN,
 ) -> Manifest:
     """Return what a provider with this model states. `text_format`: the digest of how its text is
-    written (`models.text_format`), if it has any.
+    written (`models.text_format`), if it has any. `backend`: what computes forwards.
     """
     model = config.asdict() | {_BEFORE + name: rows for name, rows in asdict(before).items()}
     if text_format is not None:
         model[_TEXT_FORMAT] = text_format
     of_provider = {PROVIDER_PREFIX + name: value for name, value in model.items()}
-    return _of_both(tokenizer, network, jobs) | of_provider
+    return _of_both(tokenizer, network, jobs, backend) | of_provider
 
 
 def of_client(
-    program: Program, request: Any, tokenizer: Tokenizer | None, network: str, jobs: int
+    program: Program,
+    request: Any,
+    tokenizer: Tokenizer | None,
+    network: str,
+    jobs: int,
+    *,
+    backend: str = OWN,
 ) -> Manifest:
-    """Return what a client that asks for a program states."""
+    """Return what a client that asks for a program states. `backend`: what computes forwards."""
     asked = {_PROGRAM: program.name, **stated(request)}
-    return _of_both(tokenizer, network, jobs) | {CLIENT_PREFIX + k: v for k, v in asked.items()}
+    of_client = {CLIENT_PREFIX + name: value for name, value in asked.items()}
+    return _of_both(tokenizer, network, jobs, backend) | of_client
 
 
-def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
+def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int, backend: str) -> Manifest:
     return {
         JOBS: jobs,
         "wire": frames.VERSION,
@@ -69,7 +79,8 @@ def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
         "slots": versions.SLOTS,
         "jax.version": version("jax"),
         "network": network,
-        **SpuConfig().manifest(),
+        _BACKEND: backend,
+        **SpuConfig().computing(backend).manifest(),
         **({} if tokenizer is None else {TOKENIZER: tokenizer.digest}),
     }
 
@@ -141,6 +152,12 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
     client = task.role == ROLES[CLIENT]
     if program.text and TOKENIZER not in task.agreed:
         raise InputError("the client states no tokenizer")
+    backend = str(task.agreed.get(_BACKEND, OWN))
+    if backend not in program.backends:
+        raise InputError(
+            f"--backend {backend} is of completions and chats, not of {program.name}; leave it out "
+            "at both parties"
+        )
     if program.needs_pool and not client and task.pool_dir is None:
         raise InputError(
             "the provider keeps no correlated randomness made ahead; it must be started with --pool"
@@ -154,9 +171,9 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
     kind: type = program.inputs if client else ProviderInputs
     own: Any = read(kind, task.own, f"the {task.role}'s inputs are malformed")
     if client:
-        return Job(request, model, own, None, before)
+        return Job(request, model, own, None, before, backend)
     program.admit(request, own, model)
-    return Job(request, model, None, own, before)
+    return Job(request, model, None, own, before, backend)
 
 
 def stated_model(agreed: Manifest) -> tuple[ModelConfig, SystemPromptShape]:

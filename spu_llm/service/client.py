@@ -11,6 +11,7 @@ from typing import Any
 from models.family import ModelConfig
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, NoAnswerError, PeerError, SpuLlmError
+from spu_llm.core.settings import OWN
 from spu_llm.net import tls
 from spu_llm.net.control import Control
 from spu_llm.net.control_plane import ask_to_open
@@ -36,14 +37,15 @@ OnEvent = Callable[[dict[str, Any], Relay], None]
 
 @dataclass(frozen=True)
 class Server:
-    """Where a provider listens, the network to emulate on the way there, and who is trusted there;
-    None: whoever answers, in the clear.
+    """Where a provider listens, the network to emulate on the way there, who is trusted there
+    (None: whoever answers, in the clear), and what computes forwards (`spu_llm.core.settings`).
     """
 
     host: str
     port: int
     network: str
     identity: Identity | None = None
+    backend: str = OWN
 
 
 def run_as_client(
@@ -77,7 +79,9 @@ def run_as_client(
     assert (tokenizer is not None) == program.text
     if pool is not None:
         open_directory(pool)
-    stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
+    stated = agreeing.of_client(
+        program, request, tokenizer, server.network, jobs, backend=server.backend
+    )
     agreed, ticket = open_session(server, stated, pool)
     correlations = agreeing.peer_folder("client", agreed, pool)
     hints = peer_folder(default_directory("client"), agreeing.pair_of(agreed))

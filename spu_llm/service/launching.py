@@ -11,10 +11,12 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.core.settings import OWN
 from spu_llm.service.client import Server
 from spu_llm.service.supervisor import python_command
 
@@ -33,13 +35,15 @@ def local_provider(
     credentials: tuple[Path, Path] | None = None,
     mark: Path | None = None,
     ranges: Path | None = None,
+    backend: str = OWN,
 ) -> Iterator[Server]:
     """Start a provider process on this machine that serves one session (`own_provider`); yield
     where it listens. `credentials`: its identity and whom it trusts; None: in the clear. `mark`: a
     key that it marks under. `ranges`: of activations, where they do not lie beside the model.
+    `backend`: what computes forwards.
     """
     command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
-    command += ["--listen", "127.0.0.1:0", "--network", network]
+    command += ["--listen", "127.0.0.1:0", "--network", network, "--backend", backend]
     command += ["--once", "--exit-with-parent"]
     if credentials is None:
         command += ["--insecure"]
@@ -52,7 +56,7 @@ def local_provider(
     command += [f"--ranges={ranges}"] if ranges is not None else []
     command += [f"--jobs={jobs}"]
     with own_provider(command, network) as server:
-        yield server
+        yield replace(server, backend=backend)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from spu_llm.core.errors import (
     SpuLlmError,
     WantedError,
 )
+from spu_llm.core.settings import OWN
 from spu_llm.net import tls
 from spu_llm.net.control import Control
 from spu_llm.net.control_plane import FIRST_BYTE, ControlServer, Document
@@ -89,6 +90,7 @@ class ServeOptions:
     prefix_pad: int = 1  # so many rows, or a multiple, it takes in the client's eyes
     system: ServedSystem = field(default_factory=ServedSystem)
     ranges: Path | None = None  # of activations; None: those beside the model
+    backend: str = OWN  # what computes forwards (`spu_llm.core.settings`)
 
     @staticmethod
     def rehearsal(model: Path, **changed: Any) -> ServeOptions:
@@ -164,6 +166,7 @@ def _serve(
         options.jobs,
         before,
         None if text is None else text.digest,
+        backend=options.backend,
     )
     if options.pool is not None:
         open_directory(options.pool)

@@ -234,7 +234,8 @@ def _spu_session(
         on_batch=lambda made, total: events.send("making", made=made, total=total),
         on_hint=lambda done, total: events.send("hint", done=done, total=total),
     )
-    session = PartySession(link, program.spu, options, open_channel=channels.open)
+    config = program.spu.computing(job.backend)
+    session = PartySession(link, config, options, open_channel=channels.open)
     events.finished = lambda: session.finished
     if met[0] and pool_dir is None:
         events.send(

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from spu_llm.core.errors import InputError
-from spu_llm.core.settings import SpuConfig
+from spu_llm.core.settings import OWN, SpuConfig
 
 if TYPE_CHECKING:
     from models.family import ModelConfig
@@ -104,6 +104,7 @@ class Job(Generic[Q, C]):
     of_client: C | None = None
     of_provider: ProviderInputs | None = None
     before: SystemPromptShape = SystemPromptShape()  # as the provider states it
+    backend: str = OWN  # what computes forwards (`spu_llm.core.settings`)
 
     @property
     def client(self) -> C:
@@ -135,7 +136,7 @@ class Program:
     for what cannot be run with the provider's model. text: the parties need one tokenizer.
     needs_pool: the provider must keep correlated randomness. keeps_hints: hints of the weights
     outlive the session. spu: SPU's settings; None: `run` gets a `PlainSession`, and there is no
-    SPU. admit: InputError for what a provider that brings this, and this model, does not serve: its
+    SPU. backends: what may compute its forwards. admit: InputError for what a provider that brings this, and this model, does not serve: its
     supervisor asks first, and what that says the client is told.
     """
 
@@ -148,6 +149,7 @@ class Program:
     needs_pool: bool = False
     keeps_hints: bool = True
     spu: SpuConfig | None = SpuConfig()
+    backends: tuple[str, ...] = (OWN,)
     hears: bool = False
     admit: Callable[[Any, ProviderInputs, ModelConfig], None] = served_whole
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from spu_llm.app import drafting
 from spu_llm.app.options import (
+    add_backend,
     add_folder,
     add_hint_cache,
     add_identity_options,
@@ -51,6 +52,7 @@ def add_command(commands: Any) -> None:
     chat.add_argument(
         "--json", type=Path, metavar="FILE", help="with --prompt: write the result as JSON"
     )
+    add_backend(chat)
     add_session_options(chat)
     add_jobs(chat)
     add_hint_cache(chat)

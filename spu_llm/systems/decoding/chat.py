@@ -74,7 +74,7 @@ def run(
 ) -> dict[str, Any]:
     """Prepare, then answer turn after turn; at the client an `answer` event for each."""
     config = job.model
-    completion = Completion.of(config, job.request, job.before)
+    completion = Completion.of(config, job.request, job.before, job.backend)
     with session.meter.in_phase("offline"):
         text = held_text(session, completion, job)
         decoder = completion.decoder(session, held_weights(session, config, job), text)

@@ -53,7 +53,7 @@ def complete(
     makes the client's half from its inputs; the client's result also has the text.
     """
     config = job.model
-    completion = Completion.of(config, job.request, job.before)
+    completion = Completion.of(config, job.request, job.before, job.backend)
     with session.meter.in_phase("offline"):
         text = held_text(session, completion, job)
         weights = held_weights(session, config, job, completion.layout.part)

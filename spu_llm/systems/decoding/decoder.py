@@ -139,7 +139,7 @@ class Decoder:
         _, _, shared, _ = run(programs.prefill, self._weights, prompts, *inputs, *prefix)
         for size in layout.sizes:
             if layout.inside + size > shared.positions:
-                shared = run(lengthen(layout.inside + size), shared)
+                shared = run(lengthen(layout.inside + size, layout.backend), shared)
             for count in counts:
                 place = Place(*_place_shapes(layout, count, size))
                 run(
@@ -154,7 +154,7 @@ class Decoder:
                 )
         if layout.packs:
             kept = shape((layout.lanes, layout.live_rows), np.int32)
-            run(pack(layout.sizes[-1], layout.inside), kept, shared)
+            run(pack(layout.sizes[-1], layout.inside, layout.backend), kept, shared)
 
     def inputs(
         self, count: int, provider: Prg | None, client: Callable[..., Sequence[Any]], *args: Any
@@ -212,13 +212,13 @@ class Decoder:
             return
         for size in layout.sizes:
             if needed <= size:
-                self._shared = self._call(lengthen(layout.inside + size), self._shared)
+                self._shared = self._call(lengthen(layout.inside + size, layout.backend), self._shared)
                 return
         if not layout.packs or layout.live_rows + count > layout.sizes[-1]:
             raise ValueError(f"{needed} rows do not fit a block of {layout.sizes[-1]}")
         shape = (layout.lanes, layout.live_rows)
         kept = self._session.private(CLIENT, self._rows.pack, shape, np.int32, layout.live_rows)
-        self._shared = self._call(pack(layout.sizes[-1], layout.inside), kept, self._shared)
+        self._shared = self._call(pack(layout.sizes[-1], layout.inside, layout.backend), kept, self._shared)
         self._written = layout.live_rows
 
     @property

@@ -21,6 +21,7 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
+from spu_llm.core.settings import OWN
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Public
 from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.client_side import ClientSide
@@ -57,9 +58,10 @@ class Completion:
         config: ModelConfig,
         request: GenerationRequest,
         before: SystemPromptShape = SystemPromptShape(),
+        backend: str = OWN,
     ) -> Completion:
-        """Return the completion of a request to a model. Raise InputError when the request does not
-        fit the model, after the provider's own text.
+        """Return the completion of a request to a model, whose forwards `backend` computes. Raise
+        InputError when the request does not fit the model, after the provider's own text.
         """
         left = before.left(config)
         request.check(left)
@@ -72,6 +74,7 @@ class Completion:
             prefix=prefix,
             padded=before.padded,
             public=len(request.public_prefix),
+            backend=backend,
         )
         return Completion(request, request.judge(config), request.limit(left), layout)
 
@@ -295,9 +298,10 @@ def declare(session: Session, completion: Completion) -> None:
     if request.candidates > 1:
         session.ledger.declare(PROVIDER, f"number of candidates: {request.candidates}")
     session.ledger.declare(PROVIDER, request.told)
-    for learner in (CLIENT, PROVIDER):
-        session.ledger.declare(learner, "whether activations left their ranges, which ends it")
+    if layout.backend == OWN:
+        for learner in (CLIENT, PROVIDER):
+            session.ledger.declare(learner, "whether activations left their ranges, which ends it")
+        session.ledger.declare(PROVIDER, "whether the client had the weights' hint already")
     session.ledger.declare(CLIENT, "ranges of the model's activations, by powers of two")
     if layout.config.public_rows:
         session.ledger.declare(CLIENT, "how many first tokens of a text these do not hold for")
-    session.ledger.declare(PROVIDER, "whether the client had the weights' hint already")

@@ -8,6 +8,7 @@ from typing import Any
 from models.family import ModelConfig
 from protocols.verification.marked import Marked
 from spu_llm.core.errors import InputError
+from spu_llm.core.settings import BACKENDS
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.request import GenerationRequest, Request
 from spu_llm.systems.program import Program, ProviderInputs, served_whole
@@ -94,6 +95,7 @@ COMPLETION = Program(
     Request,
     ClientInputs,
     Request.check,
+    backends=BACKENDS,
     admit=admit,
 )
 PREPARATION = Program(
@@ -110,6 +112,7 @@ CHAT = Program(
     ChatRequest,
     ClientInputs,
     ChatRequest.check,
+    backends=BACKENDS,
     admit=admit,
     hears=True,
 )

@@ -24,6 +24,7 @@ from models.family import ModelConfig, Outside, Params, family_of
 from protocols.arithmetic.known_rows import known_rows
 from protocols.functions.in_range import when_in_range
 from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.settings import OWN
 from spu_llm.core.values import PROVIDER, Owner
 from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.decoding.judges import Judge, RowsJudge
@@ -60,17 +61,17 @@ class SecureModel(NamedTuple):
 
 
 @functools.cache
-def lengthen(positions: int) -> SecureFunction:
+def lengthen(positions: int, backend: str = OWN) -> SecureFunction:
     """Return the function (shared) -> the shared block with room for `positions` rows."""
 
     def work(shared: Block) -> Block:
         return lengthened(shared, positions)
 
-    return SecureFunction(work, (Owner.JOINT,), f"room for {positions} rows")
+    return SecureFunction(work, (Owner.JOINT,), f"room for {positions} rows", backend)
 
 
 @functools.cache
-def pack(positions: int, inside: int = 0) -> SecureFunction:
+def pack(positions: int, inside: int = 0, backend: str = OWN) -> SecureFunction:
     """Return the function (kept [lane, m], shared) -> a shared block of `positions` own rows that
     begins with the rows `kept`, the client's secret (`models.cache.packed`).
     """
@@ -78,7 +79,8 @@ def pack(positions: int, inside: int = 0) -> SecureFunction:
     def work(kept: Array, shared: Block) -> Block:
         return packed(shared, kept, positions, inside)
 
-    return SecureFunction(work, (Owner.CLIENT, Owner.JOINT), f"pack into {positions} rows")
+    name = f"pack into {positions} rows"
+    return SecureFunction(work, (Owner.CLIENT, Owner.JOINT), name, backend)
 
 
 @functools.lru_cache(maxsize=8)
@@ -181,18 +183,21 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
     ) -> tuple[Any, Any]:
         if isinstance(judge, RowsJudge):
             return judge.take(rows.reshape(layout.lanes, -1, config.width), outside)
-        logits = when_in_range(outside, family.head(weights, rows, layout.scale))
+        logits = family.head(weights, rows, layout.scale)
+        if layout.backend == OWN:  # SPU's functions have no ranges
+            logits = when_in_range(outside, logits)
         by_lane = logits.reshape(layout.lanes, -1, config.vocab_size)
         with jax.named_scope("verification"):
             return judge.verify(by_branch(by_lane, layout.branches), client, provider)
 
     C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC  # noqa: N806
     placed = C if layout.hidden else X
+    function = functools.partial(SecureFunction, backend=layout.backend)
     return SecureModel(
-        SecureFunction(prefix, (P, P, P), "prefix"),
-        SecureFunction(prefill, (P, C, C, P, P, P), "prefill"),
-        SecureFunction(decode, (P, C, placed, C, P, J, X, P, P), "decode"),
-        SecureFunction(extend, (P, C, placed, C, P, J, X, P, P), "extend"),
+        function(prefix, (P, P, P), "prefix"),
+        function(prefill, (P, C, C, P, P, P), "prefill"),
+        function(decode, (P, C, placed, C, P, J, X, P, P), "decode"),
+        function(extend, (P, C, placed, C, P, J, X, P, P), "extend"),
     )
 
 

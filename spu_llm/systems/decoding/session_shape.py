@@ -12,6 +12,7 @@ from jax import Array
 
 from models.cache import FEW, Block, Prefix, Rows, padding
 from models.family import ModelConfig, Outside, Params, check_ranges, family_of, weight_shapes
+from spu_llm.core.settings import OWN
 
 
 class Text(NamedTuple):
@@ -166,6 +167,8 @@ class SessionShape:
     """How many rows of the prefix, the first after the public ones, may hold no text."""
     public: int = 0
     """How many rows of the prefix, the first ones, hold tokens that the client knows, too."""
+    backend: str = OWN
+    """What computes the forward (`spu_llm.core.settings`)."""
     part: ModelPart = field(default_factory=WholeModel)
     """What is computed on shares. Nothing comes before a prompt where it opens rows."""
 
