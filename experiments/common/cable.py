@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from spu_llm.net.shaping import NETWORKS, Shaper
+from spu_llm.net.shaping import Shaper, shape_of
 from spu_llm.service.supervisor import python_command
 
 _CHUNK_BYTES = 256 << 10
@@ -33,7 +33,7 @@ def cable(network: str, targets: Sequence[int]) -> Iterator[list[int]]:
     separately for each direction. On a network without rate and delay, yield the targets
     themselves.
     """
-    if NETWORKS[network].direct:
+    if shape_of(network).direct:
         yield list(targets)
         return
     command = [*python_command(__name__), network, *map(str, targets)]
@@ -51,7 +51,7 @@ def main() -> None:
     """
     network, *targets = sys.argv[1:]
     listeners = [socket.create_server((_LOOPBACK, 0)) for _ in targets]
-    there, back = (_Way(Shaper(NETWORKS[network])) for _ in range(2))
+    there, back = (_Way(Shaper(shape_of(network))) for _ in range(2))
     for i, (listener, target) in enumerate(zip(listeners, targets, strict=True)):
         # Two ports are of the two parties: what goes to one is what comes from the other.
         ways = (there, back) if i % 2 == 0 else (back, there)

@@ -14,7 +14,7 @@ from spu_llm.app.output import write_json
 from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError, SpuLlmError
-from spu_llm.net.shaping import NETWORKS
+from spu_llm.net.shaping import shape_of
 
 # ---- options
 
@@ -83,10 +83,11 @@ def names(text: str) -> list[str]:
 def networks(text: str) -> list[str]:
     """Parse the value of an option: names of emulated networks with commas between them."""
     names = text.split(",")
-    if unknown := [name for name in names if name not in NETWORKS]:
-        raise argparse.ArgumentTypeError(
-            f"unknown network {unknown[0]!r}; choose from {', '.join(NETWORKS)}"
-        )
+    for name in names:
+        try:
+            shape_of(name)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from None
     return names
 
 

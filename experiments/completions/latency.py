@@ -33,7 +33,7 @@ from experiments.spu_baseline import layers as spu_layers
 from models.training.evaluate import expected_tokens
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
-from spu_llm.net.shaping import NETWORKS, NetworkShape
+from spu_llm.net.shaping import NetworkShape, shape_of
 
 PARTS = ("delay", "transmission", "compute")
 
@@ -79,7 +79,7 @@ def analyse(
     ours: dict[str, Any], stock: dict[str, Any] | None, local: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return the figures of one network."""
-    shape = NETWORKS[ours["network"]]
+    shape = shape_of(ours["network"])
     before = local["paths"] if local is not None else {}
     paths = {"ours": _ours(ours, shape, before.get("ours"))}
     if stock is not None:

@@ -13,7 +13,7 @@ from spu_llm.core.settings import BACKENDS, OWN
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net.address import host_and_port
 from spu_llm.net.identity import identity_in
-from spu_llm.net.shaping import NETWORKS
+from spu_llm.net.shaping import shape_of
 from spu_llm.offline.defaults import HINT_CACHE_BYTES
 from spu_llm.service.client import Server
 from spu_llm.service.first_contact import KeptFormat, text_format, text_format_here
@@ -26,7 +26,7 @@ class Provider:
     `Provider.at` and `Provider.here`.
     """
 
-    network: str  # to emulate: "local" (none), "lan" or "wan"
+    network: str  # to emulate: "local" (none), "lan", "wan", or as "3000mbps-1ms"
     server: Server | None
     model: Path  # directory; of a process here
     pool: Path | None  # where correlated randomness outlives a session; see `client_pool`
@@ -139,8 +139,10 @@ def path_of(given: Path | str | None) -> Path | None:
 
 def _check(network: str, jobs: int | None, hint_cache: int, backend: str) -> None:
     """Raise InputError for settings that no session has."""
-    if network not in NETWORKS:
-        raise InputError(f"network must be one of {', '.join(NETWORKS)}, found {network!r}")
+    try:
+        shape_of(network)
+    except ValueError as exc:
+        raise InputError(str(exc)) from None
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, found {backend!r}")
     if jobs is not None and not 1 <= jobs <= MAX_JOBS:

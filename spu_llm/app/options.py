@@ -38,6 +38,15 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
         help="emulate a network (default: local, none)",
     )
     parser.add_argument(
+        "--bandwidth",
+        type=int,
+        metavar="MBPS",
+        help="emulate one of that bandwidth, with --delay; as all of these, at both parties",
+    )
+    parser.add_argument(
+        "--delay", type=int, metavar="MS", help="one way, of the network of --bandwidth"
+    )
+    parser.add_argument(
         config.OPTION,
         type=Path,
         metavar="FILE",
@@ -210,13 +219,29 @@ def identity_of(options: argparse.Namespace) -> Any:
     return identity_in(options.identity, options.trust, insecure=options.insecure)
 
 
+def network_of(options: argparse.Namespace) -> str:
+    """Return the network to emulate, by its name; InputError for two, or for half of one."""
+    mbps, delay = getattr(options, "bandwidth", None), getattr(options, "delay", None)
+    if mbps is None and delay is None:
+        name: str = options.network
+        return name
+    if mbps is None or delay is None or options.network != "local":
+        raise InputError("--bandwidth and --delay are given together, and without --network")
+    from spu_llm.net.shaping import name_of
+
+    try:
+        return name_of(mbps, delay)
+    except ValueError as exc:
+        raise InputError(str(exc)) from None
+
+
 def server_of(options: argparse.Namespace) -> Server:
     """Return where the provider that `--server` names is reached, and as whom."""
     from spu_llm.service.client import Server
 
     host, port = address(options.server, "--server")
     backend = getattr(options, "backend", OWN)  # which not all commands have
-    return Server(host, port, options.network, identity_of(options), backend)
+    return Server(host, port, network_of(options), identity_of(options), backend)
 
 
 def provider_of(options: argparse.Namespace) -> Provider:
@@ -229,7 +254,7 @@ def provider_of(options: argparse.Namespace) -> Provider:
     if server is not None and options.ranges is not None:
         raise InputError("--ranges are of a model on this machine; leave --server out")
     return Provider(
-        options.network,
+        network_of(options),
         server,
         model,
         options.pool,

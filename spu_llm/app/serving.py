@@ -20,12 +20,14 @@ from spu_llm.app.options import (
     identity_of,
     jobs_of,
     megabytes,
+    network_of,
     record,
 )
 from spu_llm.app.output import unforeseen
 from spu_llm.app.printing import say, show
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.printable import one_line
+from spu_llm.core.settings import OWN
 from spu_llm.core.text_files import read_text
 
 if TYPE_CHECKING:
@@ -108,6 +110,11 @@ def _made(options: argparse.Namespace) -> ServeOptions:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option} bounds what is kept in --pool; give both")
     check_serving(options)
+    if options.backend != OWN and (options.studies or options.references is not None):
+        raise InputError(
+            f"--backend {options.backend} is of completions and chats; leave --studies and "
+            "--references out"
+        )
     pad = PREFIX_PAD if options.prefix_pad is None else options.prefix_pad
     if not 1 <= pad <= MAX_PREFIX_PAD:
         raise InputError(f"--prefix-pad must be 1 to {MAX_PREFIX_PAD}, found {pad}")
@@ -118,6 +125,7 @@ def _made(options: argparse.Namespace) -> ServeOptions:
         "system": _system(options),
         "system_prompt": _text_of(options.system_prompt, "--system-prompt"),
         "disk_bytes": megabytes(options, "disk"),
+        "network": network_of(options),
         "jobs": jobs_of(options, 1),
         "identity": identity_of(options),
         **limiting.of(options),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+MOST_MBPS, MOST_MS = 100_000, 10_000
+_NAME = re.compile(r"([1-9][0-9]{0,5})mbps-(0|[1-9][0-9]{0,4})ms")
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,31 @@ NETWORKS = {
         NetworkShape("wan", 400e6, 0.040),
     )
 }
+
+
+def name_of(mbps: int, delay_ms: int) -> str:
+    """Return the name of a network of so many Mbps, and ms one way, which `shape_of` knows.
+    ValueError for what is not emulated.
+    """
+    if not (1 <= mbps <= MOST_MBPS and 0 <= delay_ms <= MOST_MS):
+        raise ValueError(
+            f"a network has 1 to {MOST_MBPS} Mbps and a delay of 0 to {MOST_MS} ms, found {mbps} "
+            f"and {delay_ms}"
+        )
+    return f"{mbps}mbps-{delay_ms}ms"
+
+
+def shape_of(name: str) -> NetworkShape:
+    """Return the network of this name: one of `NETWORKS`, or what `name_of` names. ValueError when
+    there is none.
+    """
+    if name in NETWORKS:
+        return NETWORKS[name]
+    if (parts := _NAME.fullmatch(name)) is None or name != name_of(*map(int, parts.groups())):
+        known = ", ".join(NETWORKS)
+        raise ValueError(f"unknown network {name!r}; choose from {known}, or as 3000mbps-1ms")
+    mbps, delay_ms = map(int, parts.groups())
+    return NetworkShape(name, mbps * 1e6, delay_ms / 1000)
 
 
 class Shaper:

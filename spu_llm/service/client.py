@@ -18,7 +18,7 @@ from spu_llm.net.control_plane import ask_to_open
 from spu_llm.net.identity import Certificate, Identity
 from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.relay import Relay
-from spu_llm.net.shaping import NETWORKS
+from spu_llm.net.shaping import shape_of
 from spu_llm.net.stream import ByteStream, connect
 from spu_llm.offline.defaults import HINT_CACHE_BYTES
 from spu_llm.offline.peer_directories import open_directory
@@ -95,7 +95,7 @@ def run_as_client(
     room = HintRoom(HintCache(hints, hint_cache), worker)
     try:
         stream, provider = connected(server, tls.DATA)
-        relay = Relay(wrap(stream), NETWORKS[server.network], "client")
+        relay = Relay(wrap(stream), shape_of(server.network), "client")
         relay.allow_streams(programs.doors(program))
         control = Control(relay)
         control.show_ticket(ticket)

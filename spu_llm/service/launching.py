@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.core.settings import OWN
+from spu_llm.net.shaping import NETWORKS, shape_of
 from spu_llm.service.client import Server
 from spu_llm.service.supervisor import python_command
 
@@ -43,7 +44,7 @@ def local_provider(
     `backend`: what computes forwards.
     """
     command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
-    command += ["--listen", "127.0.0.1:0", "--network", network, "--backend", backend]
+    command += ["--listen", "127.0.0.1:0", *_network(network), "--backend", backend]
     command += ["--once", "--exit-with-parent"]
     if credentials is None:
         command += ["--insecure"]
@@ -57,6 +58,16 @@ def local_provider(
     command += [f"--jobs={jobs}"]
     with own_provider(command, network) as server:
         yield replace(server, backend=backend)
+
+
+def _network(name: str) -> list[str]:
+    """Return the options that name a network."""
+    if name in NETWORKS:
+        return ["--network", name]
+    shape = shape_of(name)
+    assert shape.bits_per_s is not None
+    mbps, delay = round(shape.bits_per_s / 1e6), round(1000 * shape.delay_s)
+    return [f"--bandwidth={mbps}", f"--delay={delay}"]
 
 
 @contextmanager

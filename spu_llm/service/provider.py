@@ -39,7 +39,7 @@ from spu_llm.net.entrance import Entrance, Met
 from spu_llm.net.identity import Certificate, Identity
 from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.relay import Relay
-from spu_llm.net.shaping import NETWORKS
+from spu_llm.net.shaping import shape_of
 from spu_llm.net.stream import Metered, listen
 from spu_llm.net.tls import TlsStream
 from spu_llm.offline.peer_directories import directory_of, open_directory
@@ -286,7 +286,7 @@ class _Sessions:
             self._answer(met)
             return
         metered = Metered(stream, UNADMITTED_BYTES)
-        relay = Relay(metered, NETWORKS[self._options.network], "provider")
+        relay = Relay(metered, shape_of(self._options.network), "provider")
         relay.hold_streams()
         with closing(Control(relay)) as control:
             admitted = self._entered(control, met)

@@ -255,6 +255,30 @@ def test_settings_that_differ_are_named_on_both_sides(start: Start, pair: Pair) 
     server.assert_failed(2, *words, within_s=END_S)
 
 
+def test_backends_that_differ_are_named_on_both_sides(start: Start, pair: Pair) -> None:
+    server = start(*pair.serve("--once", "--backend", "spu"))
+    client = start(*pair.generate(server.until_listening()))
+    words = ["settings differ", "backend", '"own"', '"spu"']
+    assert_refused(client, *words)
+    server.assert_failed(2, *words, within_s=END_S)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--backend", "spu", "--studies"], "leave --studies and --references out"),
+        (["--backend", "tpu"], "invalid choice: 'tpu'"),
+        (["--bandwidth", "400"], "--bandwidth and --delay are given together"),
+        (["--bandwidth", "400", "--delay", "4", "--network", "lan"], "and without --network"),
+        (["--bandwidth", "0", "--delay", "4"], "1 to 100000 Mbps"),
+    ],
+)
+def test_serve_refuses_what_does_not_go_together(
+    start: Start, pair: Pair, options: list[str], said: str
+) -> None:
+    start(*pair.serve(*options)).assert_failed(2, said, within_s=END_S)
+
+
 def test_a_port_in_use_is_named(start: Start, pair: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from spu_llm.core._jax import as_function, digest_of, expanded, flat_jaxpr, scope_of
+from spu_llm.compiler.plan import OpCall, Run, make_plan
 from spu_llm.core.approx import approximation, form_on_shares
+from spu_llm.core.op import protocol_op
+from spu_llm.core.settings import OWN, SPU
+from spu_llm.core.values import Owner
 
 VECTOR = jax.ShapeDtypeStruct((3,), np.float32)
 X = np.array([0.5, -1.0, 2.0], np.float32)
@@ -101,3 +105,32 @@ def test_a_form_of_another_shape_is_refused() -> None:
     )
     with pytest.raises(AssertionError, match="toy longer gives"):
         spelt_out(lambda x: [longer(x)])
+
+
+def test_spu_computes_a_forward_by_its_exact_functions() -> None:
+    """Approximations and ops of a forward give way to what they mean; other ops stay."""
+
+    def op(name: str, of_forward: bool) -> Any:
+        return protocol_op(
+            name,
+            reference=lambda x: 2 * x,
+            two_party=lambda party, x: x,
+            cost=lambda x: None,  # type: ignore[arg-type,return-value]
+            simulate=lambda *views, **static: None,  # type: ignore[arg-type,return-value]
+            of_forward=of_forward,
+        )
+
+    doubled, kept = op("toy doubled", True), op("toy kept", False)
+
+    def fn(x: Any) -> list[Any]:
+        return [kept(doubled(outer(x, x)[0]))]
+
+    def named(backend: str) -> list[str]:
+        plan = make_plan(fn, [VECTOR], [Owner.JOINT], backend=backend)
+        return [s.op.name for s in plan.steps if isinstance(s, OpCall)]
+
+    assert named(OWN) == ["toy doubled", "toy kept"]
+    assert named(SPU) == ["toy kept"]
+    plan = make_plan(fn, [VECTOR], [Owner.JOINT], backend=SPU)
+    (run,) = [s for s in plan.steps if isinstance(s, Run)]
+    np.testing.assert_allclose(as_function(run.jaxpr)(X)[0], 4 * X)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from spu_llm.net.shaping import NETWORKS, NetworkShape, Shaper
+from spu_llm.net.shaping import NETWORKS, NetworkShape, Shaper, name_of, shape_of
 from tests.kit.patience import RUN_S, eventually
 
 from .conftest import Bench, opened, read_all
@@ -28,6 +28,19 @@ def test_networks() -> None:
     assert NETWORKS["local"].direct
     assert (NETWORKS["lan"].bits_per_s, NETWORKS["lan"].delay_s) == (1e9, 0.010)
     assert (NETWORKS["wan"].bits_per_s, NETWORKS["wan"].delay_s) == (400e6, 0.040)
+
+
+def test_a_network_goes_by_its_name() -> None:
+    assert shape_of("lan") is NETWORKS["lan"]
+    shape = shape_of(name_of(3000, 1))
+    assert (shape.name, shape.bits_per_s, shape.delay_s) == ("3000mbps-1ms", 3e9, 0.001)
+    assert shape_of(name_of(200, 0)).delay_s == 0
+    for wrong in ("moon", "", "0mbps-1ms", "200mbps-080ms", "999999mbps-1ms", "3000mbps-1ms\n"):
+        with pytest.raises(ValueError, match="network"):
+            shape_of(wrong)
+    for numbers in ((0, 1), (100_001, 1), (1, -1), (1, 10_001)):
+        with pytest.raises(ValueError, match="1 to 100000 Mbps and a delay of 0 to 10000 ms"):
+            name_of(*numbers)
 
 
 def link(bench: Bench, shape: NetworkShape) -> tuple[socket.socket, socket.socket]:

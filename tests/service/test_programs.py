@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from spu_llm.core.errors import InputError, PeerError, PoolError, WireError
+from spu_llm.core.settings import SPU
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.identity import Certificate
 from spu_llm.net.relay import Relay
@@ -221,6 +222,19 @@ def test_a_malformed_task_is_refused(
         task = dataclasses.replace(task, **{name: getattr(task, name) | fields})
     with pytest.raises(error, match=said):
         job_of(PREPARATION, task)
+
+
+def test_a_program_that_the_backend_does_not_compute_is_refused() -> None:
+    """A completion's worker is told; a preparation is refused at both parties."""
+    completion, request = programs.find("completion"), Request(5, 7, 2, 0.5)
+    agreed = {**of_client(completion, request, TEXT, "local", 1, backend=SPU), **_model()}
+    for role, own in (("client", ClientInputs([1], "dir")), ("provider", ProviderInputs("model"))):
+        assert job_of(completion, task_of(role, agreed, own, None)).backend == SPU
+    assert agreed["spu.exp_mode"] == "EXP_PADE"
+    agreed = {**of_client(PREPARATION, ASKED, TEXT, "local", 1, backend=SPU), **_model()}
+    for role, own in (("client", Nothing()), ("provider", ProviderInputs("model"))):
+        with pytest.raises(InputError, match="--backend spu is of completions and chats, not"):
+            job_of(PREPARATION, task_of(role, agreed, own, Path("/pool")))
 
 
 def test_both_workers_know_what_the_providers_text_takes() -> None:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 from spu_llm.api.defaults import shipped
 from spu_llm.app import limiting, serving, split_options
 from spu_llm.app.drafting import length_of
-from spu_llm.app.options import address, given, identity_of, jobs_of, megabytes, provider_of, record
+from spu_llm.app.options import (
+    address,
+    given,
+    identity_of,
+    jobs_of,
+    megabytes,
+    network_of,
+    provider_of,
+    record,
+)
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import say, show, show_table, tell
 from spu_llm.systems.split.modes import PLAIN
@@ -60,7 +69,7 @@ def _made(options: argparse.Namespace) -> ServeOptions:
         ranges=options.ranges,
         host=host,
         port=port,
-        network=options.network,
+        network=network_of(options),
         once=options.once,
         sessions=options.sessions,
         studies=False,
