@@ -13,7 +13,7 @@ from models.tokenizer import Tokenizer
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import SpuLlmError
 from spu_llm.core.machine import machine
-from spu_llm.core.settings import SpuConfig
+from spu_llm.core.settings import OWN, SpuConfig
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.net.stream import ByteStream
@@ -35,6 +35,7 @@ def run_study(
     tokenizer: Path | None = None,
     network: str = "local",
     sampling_seed: int | None = None,
+    backend: str = OWN,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
 ) -> tuple[SessionOutcome, Manifest]:
@@ -42,8 +43,8 @@ def run_study(
     client's. Return the outcome and the manifest that the parties agreed on.
 
     `tokenizer` is the directory of the client's tokenizer, by default `model`; `sampling_seed`
-    fixes the provider's joint randomness. Events named "stage", "update" and "making" are shown,
-    all others go to `on_event`.
+    fixes the provider's joint randomness; `backend` computes forwards. Events named "stage",
+    "update" and "making" are shown, all others go to `on_event`.
     """
     relays: list[Relay] = []
 
@@ -65,7 +66,9 @@ def run_study(
     progress = Progress(wire_bytes)
     progress.stage("starting both parties")
     try:
-        with local_provider(model, network, studies=True, sampling_seed=sampling_seed) as server:
+        with local_provider(
+            model, network, studies=True, sampling_seed=sampling_seed, backend=backend
+        ) as server:
             own = Tokenizer.load(tokenizer or model)
             return run_as_client(server, program, request, inputs, show, tokenizer=own, wrap=wrap)
     finally:

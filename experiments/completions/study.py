@@ -26,7 +26,7 @@ import argparse
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from spu_llm.app.printing import show, show_table
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
+from spu_llm.core.settings import OWN
 from spu_llm.offline.ot.transfers import EXTENSION
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
@@ -210,58 +211,71 @@ def measure(
     asked: CompletionStudyRequest, prompt: Prompt, model: Path, draft_model: Path
 ) -> dict[str, Any]:
     """Make a run; return its record."""
+    given = Tokenizer.load(draft_model).encode(prompt.text)
+
+    def work() -> dict[str, Any]:
+        if asked.system == "stock":
+            return _stock(asked, prompt, model)
+        request = _request(asked, len(given))
+        return completed(request, given, asked.seed, model, draft_model, asked.network)
+
+    record = {"asked": asdict(asked)} | watched(work)
+    compared = against_plaintext(asked, given, model, draft_model, record["token_ids"])
+    return record | {
+        "prompt_tokens": len(given),
+        "repetition": repetition(given, record["token_ids"]),
+        **compared,
+    }
+
+
+def watched(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Make a run: return the record that `work` gives, with the launch and the whole among its
+    `costs`, its number of tokens, the machine, and what else kept it busy.
+    """
     here = asdict(machine())
     before = {
-        "asked": asdict(asked),
         "commit": here["commit"],
         "date": here["date"],
         "machine": here,
         "load_start": os.getloadavg()[0],
     }
-    given = Tokenizer.load(draft_model).encode(prompt.text)
     busy, own, started = busy_seconds(), own_seconds(), time.perf_counter()
-    if asked.system == "stock":
-        record = _stock(asked, prompt, model)
-    else:
-        record = _ours(asked, given, model, draft_model)
+    record = work()
     elapsed = time.perf_counter() - started
     others = busy_seconds() - busy - (own_seconds() - own)
     costs = record["costs"]
     parts = ("hint", "set_up", "material", "planning", "prefill", "decode")
     costs["launch"] = NO_COST | {"seconds": elapsed - sum(costs[p]["seconds"] for p in parts)}
     costs["whole"] = summed(costs[p] for p in ("launch", *parts))
-    compared = against_plaintext(asked, given, model, draft_model, record["token_ids"])
-    return (
-        before
-        | record
-        | {
-            "load_end": os.getloadavg()[0],
-            "others": max(0.0, others) / elapsed,
-            "prompt_tokens": len(given),
-            "emitted": len(record["token_ids"]),
-            "repetition": repetition(given, record["token_ids"]),
-            **compared,
-        }
-    )
+    after = {
+        "load_end": os.getloadavg()[0],
+        "others": max(0.0, others) / elapsed,
+        "emitted": len(record["token_ids"]),
+    }
+    return before | record | after
 
 
-def _ours(
-    asked: CompletionStudyRequest, given: list[int], model: Path, draft_model: Path
+def completed(
+    request: Request,
+    given: list[int],
+    seed: int,
+    model: Path,
+    draft_model: Path,
+    network: str,
+    backend: str = OWN,
 ) -> dict[str, Any]:
+    """Run one completion of a prompt's tokens between two processes; return its record."""
     outcome, agreed = run_study(
         PROGRAM,
         model,
-        _request(asked, len(given)),
+        request,
         ClientInputs(
-            given,
-            str(draft_model),
-            draft_seed=asked.seed,
-            sampling_seed=asked.seed,
-            draft_dir=str(draft_model),
+            given, str(draft_model), draft_seed=seed, sampling_seed=seed, draft_dir=str(draft_model)
         ),
         tokenizer=draft_model,
-        network=asked.network,
-        sampling_seed=asked.seed,
+        network=network,
+        sampling_seed=seed,
+        backend=backend,
     )
     result = outcome.result
     report = result["report"]
@@ -269,6 +283,7 @@ def _ours(
     return {
         **{k: result[k] for k in ("costs", "peak_memory", "text", "token_ids", "learned")},
         **{k: report[k] for k in ("steps", "drafted", "accepted", "finish_reason")},
+        "stayed": [emitted - 1 for emitted in report["emitted"][1:]],  # drafts, step by step
         "wire_bytes": outcome.wire_sent + outcome.wire_received,
         "config": agreed,
     }

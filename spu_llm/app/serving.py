@@ -110,10 +110,9 @@ def _made(options: argparse.Namespace) -> ServeOptions:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option} bounds what is kept in --pool; give both")
     check_serving(options)
-    if options.backend != OWN and (options.studies or options.references is not None):
+    if options.backend != OWN and options.references is not None:
         raise InputError(
-            f"--backend {options.backend} is of completions and chats; leave --studies and "
-            "--references out"
+            f"--backend {options.backend} is of completions and chats; leave --references out"
         )
     pad = PREFIX_PAD if options.prefix_pad is None else options.prefix_pad
     if not 1 <= pad <= MAX_PREFIX_PAD:

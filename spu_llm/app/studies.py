@@ -62,6 +62,10 @@ STUDIES = {
         "experiments.completions.study",
         "complete generations: ours and the stock path, all that they cost",
     ),
+    "experiment speedup": (
+        "experiments.completions.speedup",
+        "drafted against standard decoding, whole runs, by network and backend",
+    ),
     "experiment drafts": (
         "experiments.completions.drafts",
         "how many drafts stay: n-grams, a draft model, both",

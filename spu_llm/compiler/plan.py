@@ -116,8 +116,8 @@ def make_plan(
     only_segments: bool = False,
 ) -> Plan:
     """Make the plan of the flat function `fn(*arrays) -> arrays` whose i-th argument belongs to
-    owners[i]. `backend`: what computes a model's forward (`spu_llm.core.settings`). `only_segments`:
-    all work on shares in SPU, linear equations too.
+    owners[i]. `backend`: what computes a model's forward (`spu_llm.core.settings`).
+    `only_segments`: all work on shares in SPU, linear equations too.
 
     Raise NotImplementedError when a protocol op stands inside a loop or branch (unroll it), or when
     a segment would use a JAX primitive that SPU is not known to compute without opening anything.

@@ -266,7 +266,7 @@ def test_backends_that_differ_are_named_on_both_sides(start: Start, pair: Pair) 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--backend", "spu", "--studies"], "leave --studies and --references out"),
+        (["--backend", "spu", "--references", "r.jsonl"], "leave --references out"),
         (["--backend", "tpu"], "invalid choice: 'tpu'"),
         (["--bandwidth", "400"], "--bandwidth and --delay are given together"),
         (["--bandwidth", "400", "--delay", "4", "--network", "lan"], "and without --network"),

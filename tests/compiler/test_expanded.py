@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spu_llm.core._jax import as_function, digest_of, expanded, flat_jaxpr, scope_of
 from spu_llm.compiler.plan import OpCall, Run, make_plan
+from spu_llm.core._jax import as_function, digest_of, expanded, flat_jaxpr, scope_of
 from spu_llm.core.approx import approximation, form_on_shares
 from spu_llm.core.op import protocol_op
 from spu_llm.core.settings import OWN, SPU

@@ -232,9 +232,9 @@ def test_a_program_that_the_backend_does_not_compute_is_refused() -> None:
         assert job_of(completion, task_of(role, agreed, own, None)).backend == SPU
     assert agreed["spu.exp_mode"] == "EXP_PADE"
     agreed = {**of_client(PREPARATION, ASKED, TEXT, "local", 1, backend=SPU), **_model()}
-    for role, own in (("client", Nothing()), ("provider", ProviderInputs("model"))):
+    for role, held in (("client", Nothing()), ("provider", ProviderInputs("model"))):
         with pytest.raises(InputError, match="--backend spu is of completions and chats, not"):
-            job_of(PREPARATION, task_of(role, agreed, own, Path("/pool")))
+            job_of(PREPARATION, task_of(role, agreed, held, Path("/pool")))
 
 
 def test_both_workers_know_what_the_providers_text_takes() -> None:

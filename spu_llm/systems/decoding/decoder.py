@@ -212,13 +212,17 @@ class Decoder:
             return
         for size in layout.sizes:
             if needed <= size:
-                self._shared = self._call(lengthen(layout.inside + size, layout.backend), self._shared)
+                self._shared = self._call(
+                    lengthen(layout.inside + size, layout.backend), self._shared
+                )
                 return
         if not layout.packs or layout.live_rows + count > layout.sizes[-1]:
             raise ValueError(f"{needed} rows do not fit a block of {layout.sizes[-1]}")
         shape = (layout.lanes, layout.live_rows)
         kept = self._session.private(CLIENT, self._rows.pack, shape, np.int32, layout.live_rows)
-        self._shared = self._call(pack(layout.sizes[-1], layout.inside, layout.backend), kept, self._shared)
+        self._shared = self._call(
+            pack(layout.sizes[-1], layout.inside, layout.backend), kept, self._shared
+        )
         self._written = layout.live_rows
 
     @property
