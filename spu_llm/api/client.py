@@ -42,7 +42,9 @@ class CompletionOptions:
     drafts: str | None = None  # by "model", "ngram" or "both"; None: both where there is a model
     verify: str = "token"  # or "race", "marked"; as published "post", "naive"
     show_progress: bool = False  # the provider learns how many drafts stay, step by step
-    candidates: int = 1  # continuations that a step verifies, of which a watermark's key chooses
+    # Continuations that a step verifies: a watermark's key chooses one; without a key they are
+    # chains of drafts, with verify "race" or greedily, of which the longest stays.
+    candidates: int = 1
     watermark: Sequence[Path] = ()  # files with this client's keys
     mark: Path | None = None  # file with the key of a provider here, which marks its texts
     seed: int | None = None  # fixes drafts; with a provider here all of sampling
@@ -60,7 +62,9 @@ class CompletionOptions:
         """Return the keys of `watermark`, if there are any. InputError for what no provider could
         serve; nothing is sent.
         """
-        keys = KeyFiles.read(self.watermark, self.verify, self.candidates)
+        keys = KeyFiles.read(
+            self.watermark, self.verify, self.candidates, greedy=self.temperature == 0
+        )
         check_texts(self.public_prefix, prompt)
         self.request(1, (), self.draft_length).check_options()
         return keys
@@ -211,6 +215,11 @@ class Client:
         started: float,
     ) -> CompletionCall:
         drafting = self._drafting(options, text.text.tokenizer)
+        if marking is None and options.candidates != 1 and not drafting.length:
+            raise InputError(
+                "--candidates are chains of drafts, and nothing drafts; give --draft-model DIR or "
+                "--drafts ngram, and leave --standard out"
+            )
         inputs = ClientInputs(
             tokens,
             str(text.path),

@@ -70,14 +70,25 @@ class KeyFiles:
     scheme: Scheme
 
     @staticmethod
-    def read(paths: Sequence[Path], verify: str, candidates: int) -> KeyFiles | None:
+    def read(
+        paths: Sequence[Path], verify: str, candidates: int, *, greedy: bool = False
+    ) -> KeyFiles | None:
         """Return the keys in these files, None without any. InputError for keys that cannot mark a
-        text that is asked for with this verification and so many candidates.
+        text that is asked for with this verification and so many candidates, and for candidates
+        that nothing chooses among.
         """
         if not paths:
-            if candidates != 1:
-                raise InputError("a key chooses among --candidates; add --watermark KEYFILE")
+            if candidates != 1 and verify != "race" and not greedy:
+                raise InputError(
+                    "--candidates are chains of drafts with --verify race or --temperature 0; add "
+                    "one of these, or --watermark KEYFILE, whose key chooses among them"
+                )
             return None
+        if greedy and candidates != 1:
+            raise InputError(
+                "a key has nothing to choose among --candidates at --temperature 0; give a "
+                "--temperature"
+            )
         first, several = paths[0], len(paths) > 1
         keys, scheme = read_keys(paths)
         if scheme.method == "provider":

@@ -29,9 +29,10 @@ def add_candidates(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="M",
-        help="a step verifies 2 to 16 continuations, each with drafts of its own, "
-        "of which the key of --watermark chooses one (M of all keys together); you "
-        "see all M, the provider learns M, not which",
+        help="a step verifies 2 to 16 continuations, each with drafts of its own: with --verify "
+        "race or --temperature 0 chains of drafts that begin apart, of which the longest stays; "
+        "with --watermark the key chooses one (M of all keys together); you see all M, the "
+        "provider learns M, not which",
     )
 
 

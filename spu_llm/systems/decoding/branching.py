@@ -28,6 +28,10 @@ class Branching(Protocol):
     def count(self) -> int:
         """Return how many continuations a step verifies."""
 
+    @property
+    def apart(self) -> bool:
+        """Return whether no two continuations begin with the same draft, where there are others."""
+
     def streams(self) -> list[Streams]:
         """Return the streams of every continuation of the next step."""
 
@@ -54,6 +58,10 @@ class Single:
     def count(self) -> int:
         return 1
 
+    @property
+    def apart(self) -> bool:
+        return False
+
     def streams(self) -> list[Streams]:
         return [self.own]
 
@@ -64,3 +72,33 @@ class Single:
 
     def rehearse(self, drafts: int, limit: int) -> None:
         """Do nothing: there is nothing to choose."""
+
+
+@dataclass
+class Chains:
+    """Chains of drafts that begin apart, a tree whose only fork is its root; all are verified under
+    one noise, or greedily.
+
+    Token j of the text is then one function of the tokens before it and of the noise of position j
+    (`protocols.verification.race`), so every chain comes out as a beginning of the same text,
+    whatever its drafts are, and the longest is the text's next tokens: nothing is chosen that noise
+    had not decided. Numbers so close that shares decide between them may come out apart.
+    """
+
+    own: Streams
+    count: int
+
+    @property
+    def apart(self) -> bool:
+        return True
+
+    def streams(self) -> list[Streams]:
+        return [self.own] * self.count
+
+    def choose(
+        self, generated: Sequence[int], candidates: Sequence[Sequence[int]], limit: int
+    ) -> int:
+        return max(range(len(candidates)), key=lambda i: len(candidates[i]))
+
+    def rehearse(self, drafts: int, limit: int) -> None:
+        """Do nothing: choosing takes no time."""

@@ -73,17 +73,32 @@ class ClientSide:
 
     def propose(self, count: int) -> None:
         """Draft every continuation in the clear (POST, Algorithm 1, line 1)."""
-        self._branches = [
-            self._draft(self._text, count, streams) for streams in self._branching.streams()
-        ]
+        self._branches = self._drafted(self._text, count, self._branching.streams())
 
-    def _draft(self, text: list[int], count: int, streams: Streams) -> Branch:
+    def _drafted(self, text: list[int], count: int, each: Sequence[Streams]) -> list[Branch]:
+        """Draft continuations by their streams, one after the other."""
+        branches: list[Branch] = []
+        for streams in each:
+            begun = [b.drafts[0] for b in branches if b.drafts] if self._branching.apart else []
+            branches.append(self._draft(text, count, streams, begun))
+        return branches
+
+    def _draft(
+        self, text: list[int], count: int, streams: Streams, begun: Sequence[int] = ()
+    ) -> Branch:
+        """Draft a continuation that begins with none of the tokens `begun`, where there are
+        others.
+        """
         if not count:
             return Branch([], np.zeros((0, self.tokenizer.vocab_size)), streams)
         assert self.drafter is not None
-        drafts, q = self.drafter.propose(
-            text, count, lambda logits, position: self.verifier.propose(logits, position, streams)
-        )
+
+        def pick(logits: np.ndarray, position: int) -> tuple[int, np.ndarray]:
+            if position == len(text):
+                logits = _without(logits, begun)
+            return self.verifier.propose(logits, position, streams)
+
+        drafts, q = self.drafter.propose(text, count, pick)
         return Branch(drafts, q, streams)
 
     def keep_time(self, count: int, limit: int) -> None:
@@ -99,8 +114,7 @@ class ClientSide:
             if self.around is not None:
                 self.around.rehearse(count + 1, length - 1)
             text = [0] * (length - unseen) + [next(tokens)] * unseen
-            for _ in range(several):
-                self._draft(text, count, streams)
+            self._drafted(text, count, [streams] * several)
             self._branching.rehearse(count, limit)
 
         self.cadence = Cadence.of(rehearse)
@@ -206,3 +220,10 @@ class ClientSide:
 
 def _uniform(streams: Streams) -> float:
     return float(streams.sampling.uniform(()))
+
+
+def _without(logits: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+    """Return logits [vocab] in which these tokens are ruled out, unless nothing is left then."""
+    rest = logits.copy()
+    rest[list(tokens)] = -np.inf
+    return rest if np.isfinite(rest).any() else logits

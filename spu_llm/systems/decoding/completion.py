@@ -16,6 +16,7 @@ from models.resident import mapped
 from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
+from protocols.verification.race import Race
 from protocols.verification.variants import Rule
 from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import InputError
@@ -24,7 +25,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import private_tree
-from spu_llm.systems.decoding.branching import Branching, Single
+from spu_llm.systems.decoding.branching import Branching, Chains, Single
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
 from spu_llm.systems.decoding.records import CANDIDATES_ALONE, ClientInputs
@@ -143,12 +144,16 @@ def _rules(
     inputs: ClientInputs, completion: Completion, tokenizer: Tokenizer, streams: Streams, send: Send
 ) -> tuple[Rule, Branching]:
     """Return how tokens are drawn and which continuation of a step goes on: by the verification's
-    own rule, or by the client's marker. InputError for candidates that nothing chooses among.
+    own rule, of chains of drafts the longest, or by the client's marker. InputError for candidates
+    that nothing chooses among.
     """
+    candidates, rule = completion.request.candidates, completion.verifier
     if inputs.mark is None:
-        if completion.request.candidates > 1:
+        if candidates == 1:
+            return rule, Single(streams)
+        if not isinstance(rule, Race) or not completion.request.draft_length:
             raise InputError(CANDIDATES_ALONE)
-        return completion.verifier, Single(streams)
+        return rule, Chains(streams, candidates)
     before = len(completion.request.public_prefix) + len(inputs.prompt)
     module = importlib.import_module(inputs.mark.module)
     made: tuple[Rule, Branching] = module.rules(

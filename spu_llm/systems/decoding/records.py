@@ -14,7 +14,10 @@ from spu_llm.systems.decoding.request import GenerationRequest, Request
 from spu_llm.systems.program import Program, ProviderInputs, served_whole
 
 MARKED = Marked.name  # the variant whose noise is the provider's
-CANDIDATES_ALONE = "a step has candidates where a key chooses one of them, and nowhere else"
+CANDIDATES_ALONE = (
+    "a step has candidates where a key chooses one of them, or where they are chains of drafts "
+    "under one noise (--verify race, or --temperature 0)"
+)
 
 
 @dataclass(frozen=True)

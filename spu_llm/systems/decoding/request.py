@@ -242,9 +242,10 @@ class Request(GenerationRequest):
             self._check_candidates()
 
     def _check_candidates(self) -> None:
-        if self.sampling.greedy:
+        if self.sampling.greedy and not self.draft_length:
             raise InputError(
-                "--candidates would all be the same at --temperature 0; give a --temperature"
+                "--candidates without drafts would all be the same at --temperature 0; leave "
+                "--standard out, or give a --temperature"
             )
         if self.verify not in verification.BRANCHING:
             raise InputError(

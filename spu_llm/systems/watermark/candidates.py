@@ -60,6 +60,10 @@ class Candidates:
     def count(self) -> int:
         return self.chooser.count
 
+    @property
+    def apart(self) -> bool:
+        return False
+
     def streams(self) -> list[Streams]:
         self._steps += 1
         names = [f"step {self._steps}, candidate {i}" for i in range(self.count)]

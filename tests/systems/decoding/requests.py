@@ -11,6 +11,7 @@ from models.draft import Drafter
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.core.prg import Prg
+from spu_llm.systems.decoding.branching import Chains
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion
 from spu_llm.systems.decoding.request import Request
@@ -38,7 +39,15 @@ def tokenizer(tmp_path_factory: Any) -> Tokenizer:
 def client_side(tokenizer: Tokenizer, completion: Completion, seed: int = SEED) -> ClientSide:
     drafter = Drafter(PUBLIC, DRAFT_PARAMS, 80) if completion.request.draft_length else None
     streams = Streams(Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"))
-    return ClientSide(list(PROMPT), tokenizer, drafter, completion.verifier, streams)
+    chains = Chains(streams, completion.request.candidates)
+    return ClientSide(
+        list(PROMPT),
+        tokenizer,
+        drafter,
+        completion.verifier,
+        streams,
+        branching=chains if chains.count > 1 else None,
+    )
 
 
 def provider_stream(seed: int = SEED) -> Prg:

@@ -130,6 +130,8 @@ COURSES = [
             request_for(4, 2, 0.8, "post", top_k=40, top_p=0.95),
             request_for(8, 2, 0.0),
             request_for(4, 2, 0.8, "naive"),
+            request_for(6, 2, 0.8, "race", candidates=2),
+            request_for(6, 2, 0.0, candidates=3),
         )
     ),
 ]
@@ -159,7 +161,8 @@ OPENED = {  # by a step with two drafts
 
 def course_name(r: Request) -> str:
     hidden = " hidden" if r.hide_progress else ""
-    return f"{r.verify} {r.draft_length} at {r.temperature}{hidden}"
+    chains = f" in {r.candidates} chains" if r.candidates > 1 else ""
+    return f"{r.verify} {r.draft_length} at {r.temperature}{hidden}{chains}"
 
 
 @pytest.fixture
