@@ -66,6 +66,10 @@ STUDIES = {
         "experiments.completions.speedup",
         "drafted against standard decoding, whole runs, by network and backend",
     ),
+    "experiment trees": (
+        "experiments.completions.trees",
+        "one chain of drafts against several, at equal numbers of positions",
+    ),
     "experiment drafts": (
         "experiments.completions.drafts",
         "how many drafts stay: n-grams, a draft model, both",

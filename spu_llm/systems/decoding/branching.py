@@ -8,7 +8,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from models.draft import Proposer
 from protocols.verification.distribution import Streams
+from protocols.verification.variants import Rule
 
 
 class Branch(NamedTuple):
@@ -102,3 +104,40 @@ class Chains:
 
     def rehearse(self, drafts: int, limit: int) -> None:
         """Do nothing: choosing takes no time."""
+
+
+def drafted(
+    drafter: Proposer,
+    rule: Rule,
+    text: list[int],
+    count: int,
+    each: Sequence[Streams],
+    *,
+    apart: bool = False,
+) -> list[Branch]:
+    """Draft a continuation of `count` tokens after a text for each of the streams, one after the
+    other. apart: none begins with a draft that one before it begins with, where there are others.
+    """
+    branches: list[Branch] = []
+    for streams in each:
+        begun = [branch.drafts[0] for branch in branches] if apart else []
+
+        def pick(
+            logits: np.ndarray,
+            position: int,
+            streams: Streams = streams,
+            begun: Sequence[int] = begun,
+        ) -> tuple[int, np.ndarray]:
+            if position == len(text):
+                logits = _without(logits, begun)
+            return rule.propose(logits, position, streams)
+
+        branches.append(Branch(*drafter.propose(text, count, pick), streams))
+    return branches
+
+
+def _without(logits: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+    """Return logits [vocab] in which these tokens are ruled out, unless nothing is left then."""
+    rest = np.array(logits)
+    rest[list(tokens)] = -np.inf
+    return rest if np.isfinite(rest).any() else logits

@@ -16,7 +16,7 @@ from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from protocols.verification.variants import Rule, lanes_of
 from spu_llm.core.prg import Prg
-from spu_llm.systems.decoding.branching import Branch, Branching, Single
+from spu_llm.systems.decoding.branching import Branch, Branching, Single, drafted
 from spu_llm.systems.decoding.cadence import Cadence
 from spu_llm.systems.decoding.emitted import Emitted
 from spu_llm.systems.decoding.session_shape import ClientPart
@@ -76,30 +76,11 @@ class ClientSide:
         self._branches = self._drafted(self._text, count, self._branching.streams())
 
     def _drafted(self, text: list[int], count: int, each: Sequence[Streams]) -> list[Branch]:
-        """Draft continuations by their streams, one after the other."""
-        branches: list[Branch] = []
-        for streams in each:
-            begun = [b.drafts[0] for b in branches if b.drafts] if self._branching.apart else []
-            branches.append(self._draft(text, count, streams, begun))
-        return branches
-
-    def _draft(
-        self, text: list[int], count: int, streams: Streams, begun: Sequence[int] = ()
-    ) -> Branch:
-        """Draft a continuation that begins with none of the tokens `begun`, where there are
-        others.
-        """
         if not count:
-            return Branch([], np.zeros((0, self.tokenizer.vocab_size)), streams)
+            none = np.zeros((0, self.tokenizer.vocab_size))
+            return [Branch([], none, streams) for streams in each]
         assert self.drafter is not None
-
-        def pick(logits: np.ndarray, position: int) -> tuple[int, np.ndarray]:
-            if position == len(text):
-                logits = _without(logits, begun)
-            return self.verifier.propose(logits, position, streams)
-
-        drafts, q = self.drafter.propose(text, count, pick)
-        return Branch(drafts, q, streams)
+        return drafted(self.drafter, self.verifier, text, count, each, apart=self._branching.apart)
 
     def keep_time(self, count: int, limit: int) -> None:
         """Set the cadence of steps with `count` drafts, of a completion of `limit` tokens at most,
@@ -220,10 +201,3 @@ class ClientSide:
 
 def _uniform(streams: Streams) -> float:
     return float(streams.sampling.uniform(()))
-
-
-def _without(logits: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
-    """Return logits [vocab] in which these tokens are ruled out, unless nothing is left then."""
-    rest = logits.copy()
-    rest[list(tokens)] = -np.inf
-    return rest if np.isfinite(rest).any() else logits

@@ -16,7 +16,7 @@ from protocols.verification.distribution import Streams, gumbel
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.runtime.session import PlaintextSession
-from spu_llm.systems.decoding.branching import Chains
+from spu_llm.systems.decoding.branching import Chains, drafted
 from spu_llm.systems.decoding.completion import _rules
 from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.records import ClientInputs
@@ -94,7 +94,9 @@ def test_chains_do_not_change_the_text(
             tokenizer, request_for(16, 2, temperature, verify, candidates=chains)
         )
         assert client.tokens == one.tokens == standard.tokens
-        first = [b.drafts[0] for b in client._drafted([1, 2], 2, [client.streams] * chains)]
+        each = [client.streams] * chains
+        branches = drafted(client.drafter, client.verifier, [1, 2], 2, each, apart=True)
+        first = [branch.drafts[0] for branch in branches]
         assert len(set(first)) == chains
         steps.append(report.steps)
     assert steps[0] > steps[-1] and steps == sorted(steps, reverse=True)

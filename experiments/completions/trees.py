@@ -1,0 +1,163 @@
+"""Whether trees of drafts pay: tokens a step of one chain against several that begin apart, at
+equal numbers of drafted positions.
+
+In plaintext: under one noise, or greedily, the text is the same whatever the drafts are
+(`spu_llm.systems.decoding.branching.Chains`), so it is written once, and each shape of tree walks
+through it. M chains of d drafts take 1 + M d positions of a secure forward, one more than one chain
+of M d, and M (d + 1) rows of a verification, where one chain takes M d + 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.common import commands
+from experiments.common.prompts import TEMPERATURE, read_prompts
+from experiments.common.report import Column, Files, rows_table
+from experiments.common.saved import NO_SECONDS, under_table
+from models.draft import Drafter, Proposer
+from models.hf import load_model
+from models.tokenizer import Tokenizer
+from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.race import Race
+from spu_llm.app.printing import show_table
+from spu_llm.app.progress import Progress
+from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
+from spu_llm.core.prg import Prg
+from spu_llm.systems.decoding.branching import drafted
+
+POSITIONS = (4, 8, 16)
+CHAINS = (1, 2, 4)
+TEMPERATURES = (0.0, TEMPERATURE)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """So many chains of drafts, each of so many."""
+
+    chains: int
+    drafts: int
+
+
+TREES = [Tree(chains, n // chains) for n in POSITIONS for chains in CHAINS]
+
+
+def written(model: Proposer, rule: Race, prompt: list[int], tokens: int, own: Streams) -> list[int]:
+    """Return the text of `tokens` tokens after a prompt that the noise decides."""
+    text = list(prompt)
+    for _ in range(tokens):
+        text.append(rule.propose(model.logits(text), len(text), own)[0])
+    return text[len(prompt) :]
+
+
+def steps(
+    tree: Tree, text: Sequence[int], prompt: list[int], drafter: Proposer, rule: Race, own: Streams
+) -> int:
+    """Return how many steps write the text after its first token, which the prefill gives."""
+    at, count = 1, 0
+    while at < len(text):
+        before, rest = [*prompt, *text[:at]], text[at:]
+        branches = drafted(
+            drafter, rule, before, tree.drafts, [own] * tree.chains, apart=tree.chains > 1
+        )
+        at += 1 + max(_held(branch.drafts, rest) for branch in branches)
+        count += 1
+    return count
+
+
+def _held(drafts: Sequence[int], rest: Sequence[int]) -> int:
+    """Return how many of the drafts, from the first on, the text has."""
+    length = min(len(drafts), len(rest))
+    apart = np.flatnonzero(np.asarray(drafts[:length]) != np.asarray(rest[:length]))
+    return int(apart[0]) if apart.size else length
+
+
+def measure(
+    directory: Path, draft_model: Path, tokens: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Write a text after each prompt, greedily and sampled; let every tree walk through it."""
+    tokenizer = Tokenizer.load(directory)
+    prompts = [tokenizer.encode(prompt.text) for prompt in read_prompts()]
+    rows = max(map(len, prompts)) + tokens + max(tree.drafts for tree in TREES)
+    config, params = load_model(directory)
+    model, drafter = Drafter(config, params, rows), Drafter(*load_model(draft_model), rows)
+    made = []
+    for temperature in TEMPERATURES:
+        rule = Race(Sampling(temperature), temperature > 0)
+        for number, prompt in enumerate(prompts):
+            say(f"prompt {number + 1} of {len(prompts)} at {temperature:g}")
+            own = Streams(Prg.from_seed(number, "drafts"), Prg.from_seed(number, "sampling"))
+            text = written(model, rule, prompt, min(tokens, config.context - len(prompt)), own)
+            for tree in TREES:
+                taken = steps(tree, text, prompt, drafter, rule, own)
+                made.append(
+                    {"temperature": temperature, "prompt": number, "tokens": len(text)}
+                    | {"steps": taken, **asdict(tree)}
+                )
+    return made
+
+
+def table(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return tokens a step in the mean over all texts, and how it compares with one chain."""
+
+    def rate(positions: int, chains: int, temperature: float) -> float:
+        some = [
+            run
+            for run in runs
+            if run["temperature"] == temperature
+            and (run["chains"], run["drafts"]) == (chains, positions // chains)
+        ]
+        return float(sum(run["tokens"] - 1 for run in some) / sum(run["steps"] for run in some))
+
+    def column(chains: int) -> Column[tuple[float, int]]:
+        name = "one chain" if chains == 1 else f"{chains} chains"
+        return Column(name, lambda row: f"{rate(row[1], chains, row[0]):.2f}")
+
+    columns: list[Column[tuple[float, int]]] = [
+        Column("temperature", lambda row: f"{row[0]:g}"),
+        Column("drafted positions", lambda row: str(row[1])),
+        *map(column, CHAINS),
+    ]
+    return rows_table(columns, [(t, n) for t in TEMPERATURES for n in POSITIONS])
+
+
+def tables(files: Files) -> list[str]:
+    """Return the committed table, with where it comes from."""
+    (data,) = files.values()
+    load = NO_SECONDS.format(data["machine"]["load"][0], data["machine"]["load"][-1])
+    return ["\n".join(table(data["runs"])), under_table(files, [data["machine"]], load)]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    commands.add_common(parser)
+    commands.add_draft_model(parser)
+    commands.add_number(parser, "--tokens", 64, "of each text")
+
+
+def command(options: argparse.Namespace) -> None:
+    """Print the table, and write all runs to `--json`."""
+    commands.check_range("--tokens", options.tokens, 2)
+    commands.check_folders(options)
+    directory, draft_model = commands.pair(options)
+    if Tokenizer.load(draft_model).digest != Tokenizer.load(directory).digest:
+        raise InputError("--draft-model has another tokenizer than the model")
+    progress = Progress()
+    try:
+        progress.stage("writing texts")
+        runs = measure(directory, draft_model, options.tokens, progress.update)
+    finally:
+        progress.close()
+    show_table("\n".join(table(runs)))
+    result = {
+        "runs": runs,
+        "machine": asdict(machine()),
+        "config": {"model": directory.name, "draft_model": draft_model.name},
+    }
+    commands.write(options, result)
