@@ -63,6 +63,7 @@ class DraftedText:
     accepted: int
     places: int  # of drafts that were decided: up to the first rejection of each step
     overlap: float  # sum over these of sum_x min(p(x), q(x)), the chance that a draft stays
+    likeliest: int  # drafts at these that are the model's likeliest token
 
 
 def run(
@@ -79,11 +80,11 @@ def run(
     rule = Plain(sampling)
     streams = Streams(Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"))
     made: list[int] = []
-    steps = accepted = places = 0
+    steps = accepted = places = likeliest = 0
     overlap = 0.0
 
     def step(count: int) -> None:
-        nonlocal accepted, places, overlap
+        nonlocal accepted, places, overlap, likeliest
         text = prompt + made
         proposed, q = drafter.propose(text, count, lambda z, at: rule.propose(z, at, streams))
         rows: Any = LazyLogits(model, text, proposed)
@@ -93,13 +94,14 @@ def run(
         for place, logits in rows.made.items():
             if place < count:
                 places += 1
+                likeliest += int(proposed[place] == int(np.argmax(logits)))
                 overlap += float(np.minimum(sampling.distribution(logits), q[place]).sum())
 
     step(0)
     while len(made) < tokens and not ends & set(made):
         step(drafts)
         steps += 1
-    return DraftedText(len(made), steps, drafts * steps, accepted, places, overlap)
+    return DraftedText(len(made), steps, drafts * steps, accepted, places, overlap, likeliest)
 
 
 def prompts_of(text: TextFormat) -> Iterator[tuple[str, list[int]]]:
@@ -165,6 +167,15 @@ def _acceptance(runs: list[dict[str, Any]]) -> str:
     return f"{sum(run['overlap'] for run in runs) / max(1, sum(run['places'] for run in runs)):.2f}"
 
 
+def _hard(runs: list[dict[str, Any]]) -> str:
+    """Write how likely a draft is the model's likeliest token: what would stay by hard matching."""
+    if any("likeliest" not in run for run in runs):
+        return "–"
+    return (
+        f"{sum(run['likeliest'] for run in runs) / max(1, sum(run['places'] for run in runs)):.2f}"
+    )
+
+
 COLUMNS: Sequence[Column[list[dict[str, Any]]]] = (
     Column("prompts", lambda runs: runs[0]["kind"]),
     Column("drafts by", lambda runs: runs[0]["way"]),
@@ -173,6 +184,7 @@ COLUMNS: Sequence[Column[list[dict[str, Any]]]] = (
     Column("tokens a step", _tokens_a_step),
     Column("drafts that stay", _accepted),
     Column("acceptance rate", _acceptance),
+    Column("by hard matching", _hard),
 )
 
 

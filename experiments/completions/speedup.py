@@ -167,8 +167,8 @@ class _Row:
         return spread(map(figure, self.runs), lambda x: format(x, form))
 
     def speedup(self, figure: Figure) -> str:
-        found = speedups(self.runs, self.standard, figure) if self.drafts else []
-        return spread(found, lambda x: f"{x:.2f}") or "–"
+        each = speedups(self.runs, self.standard, figure) if self.drafts else []
+        return spread(each, lambda x: f"{x:.2f}") or "–"
 
     def drafted(self, figure: Callable[[], float]) -> str:
         return f"{figure():.2f}" if self.drafts else "–"

@@ -131,7 +131,7 @@ def table(runs: Sequence[dict[str, Any]]) -> list[str]:
 def tables(files: Files) -> list[str]:
     """Return the committed table, with where it comes from."""
     (data,) = files.values()
-    load = NO_SECONDS.format(data["machine"]["load"][0], data["machine"]["load"][-1])
+    load = NO_SECONDS.format(*data["machine"]["load"])
     return ["\n".join(table(data["runs"])), under_table(files, [data["machine"]], load)]
 
 

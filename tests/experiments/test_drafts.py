@@ -32,11 +32,11 @@ class Cycle(Proposer):
         (
             [0, 1, 2, 3, 4, 0],
             Ngrams(6),
-            DraftedText(13, 3, 9, 9, 9, 9.0),
+            DraftedText(13, 3, 9, 9, 9, 9.0, 9),
         ),  # all of it was there before
-        ([0], Cycle(), DraftedText(13, 3, 9, 9, 9, 9.0)),
+        ([0], Cycle(), DraftedText(13, 3, 9, 9, 9, 9.0, 9)),
         # Nothing stays until the first round is over; then everything does.
-        ([0], Ngrams(6), DraftedText(16, 6, 18, 9, 12, 9.0)),
+        ([0], Ngrams(6), DraftedText(16, 6, 18, 9, 12, 9.0, 9)),
     ],
 )
 def test_steps_are_counted(prompt: list[int], drafter: Proposer, expected: DraftedText) -> None:
@@ -71,6 +71,7 @@ def test_the_table_has_the_spread_over_prompts() -> None:
             "accepted": t - 1 - steps,
             "places": 2 * steps,
             "overlap": 0.5 * steps,
+            "likeliest": steps,
         }
         for t, steps in ((21, 10), (41, 10), (1, 0))
     ]
@@ -79,5 +80,6 @@ def test_the_table_has_the_spread_over_prompts() -> None:
         "3.00 (2.00 to 4.00)" in row
         and "50%" in row
         and "0.25" in row
+        and row.endswith("| 0.50 |")
         and drafts.COLUMNS[4].head in head
     )

@@ -60,9 +60,9 @@ def test_acceptance_is_of_drafts_that_are_looked_at() -> None:
 def test_a_speedup_is_of_one_prompt() -> None:
     standard = [record("a", 0, 8.0, [0] * 3), record("b", 0, 4.0, [0] * 3)]
     drafted = [record("a", 4, 2.0, [3]), record("b", 4, 4.0, [3]), record("c", 4, 9.0, [3])]
-    found = speedup.speedups(drafted, standard, speedup.EVERYTHING)
+    each = speedup.speedups(drafted, standard, speedup.EVERYTHING)
     # Records have 4 tokens standard, 5 drafted.
-    assert found == pytest.approx([(8 / 4) / (2 / 5), (4 / 4) / (4 / 5)])
+    assert each == pytest.approx([(8 / 4) / (2 / 5), (4 / 4) / (4 / 5)])
     lines = speedup.table([*standard, *drafted])
     assert len(lines) == 4
     assert "| – | – |" in lines[2] and "3.12 (1.25 to 5.00)" in lines[3]
