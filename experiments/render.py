@@ -20,8 +20,8 @@ from experiments import headline, measured_tables
 from experiments.benchmarks import connection, network_bench, products_bench
 from experiments.common import claims, saved
 from experiments.common.report import Files
+from experiments.completions import drafts, shipped, speedup, transcript, trees
 from experiments.completions import report as completions_report
-from experiments.completions import shipped, transcript
 from experiments.confidential import attack_tables, obfuscation
 from experiments.confidential import report as confidential_report
 from experiments.dp_text import report as dp_text_report
@@ -187,6 +187,13 @@ TABLES: dict[str, Tables] = {
     "smollm2": Tables(("smollm2", "smollm2_lan"), answers.in_results),
     "fidelity": Tables(
         ("fidelity", "fidelity_shares", "fidelity_dealt"), fidelity.in_results, seconds=False
+    ),
+    "speedup": Tables(("speedup",), speedup.tables),
+    "backends": Tables(("backends",), speedup.tables),
+    "steps": Tables(("steps",), measured_tables.steps),
+    "trees": printed("trees", trees.table, seconds=False),
+    "drafts_shipped": printed(
+        "drafts_shipped", lambda data: drafts.table(data["runs"]), seconds=False
     ),
     "latency": Tables(("latency",), measured_tables.latency),
     "stock_options": printed("stock_options", options.table, seconds=False),

@@ -7,7 +7,8 @@ is measured against the standard run of the same prompt, network, backend and wa
 is made next to it; gamma changes the order in which runs are made from prompt to prompt.
 
     online      prefill and decode, the client's drafting included
-    everything  online, and all correlated randomness, set-up, launch and hint
+    everything  online, and all correlated randomness, set-up and launch; but for the hint, which a
+                client gets once for all its sessions
 
 Acceptance is the chance that a draft which is looked at stays: of steps that accept k of gamma
 drafts, sum(k) / (sum(k) + number of steps with k < gamma), which a rejection ends. The last step of
@@ -114,11 +115,13 @@ def seconds(*parts: str) -> Figure:
 
 
 def megabytes(record: Record) -> float:
-    """Return all bytes of a run for each token, in MB."""
-    return float(both_ways(record["costs"]["whole"])) / 1e6 / int(record["emitted"])
+    """Return all bytes of a run but the hint's for each token, in MB."""
+    moved = sum(both_ways(record["costs"][part]) for part in ALL)
+    return float(moved) / 1e6 / int(record["emitted"])
 
 
-ONLINE, EVERYTHING = seconds("prefill", "decode"), seconds("whole")
+ALL = ("launch", "set_up", "material", "planning", "prefill", "decode")
+ONLINE, EVERYTHING = seconds("prefill", "decode"), seconds(*ALL)
 
 
 def key_of(record: Record) -> tuple[str, str, str]:

@@ -19,8 +19,7 @@ import numpy as np
 
 from experiments.common import commands
 from experiments.common.prompts import TEMPERATURE, read_prompts
-from experiments.common.report import Column, Files, rows_table
-from experiments.common.saved import NO_SECONDS, under_table
+from experiments.common.report import Column, rows_table
 from models.draft import Drafter, Proposer
 from models.hf import load_model
 from models.tokenizer import Tokenizer
@@ -104,8 +103,9 @@ def measure(
     return made
 
 
-def table(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return tokens a step in the mean over all texts, and how it compares with one chain."""
+def table(result: dict[str, Any]) -> str:
+    """Return tokens a step in the mean over all texts, as Markdown."""
+    runs = result["runs"]
 
     def rate(positions: int, chains: int, temperature: float) -> float:
         some = [
@@ -125,14 +125,7 @@ def table(runs: Sequence[dict[str, Any]]) -> list[str]:
         Column("drafted positions", lambda row: str(row[1])),
         *map(column, CHAINS),
     ]
-    return rows_table(columns, [(t, n) for t in TEMPERATURES for n in POSITIONS])
-
-
-def tables(files: Files) -> list[str]:
-    """Return the committed table, with where it comes from."""
-    (data,) = files.values()
-    load = NO_SECONDS.format(*data["machine"]["load"])
-    return ["\n".join(table(data["runs"])), under_table(files, [data["machine"]], load)]
+    return "\n".join(rows_table(columns, [(t, n) for t in TEMPERATURES for n in POSITIONS]))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -154,10 +147,10 @@ def command(options: argparse.Namespace) -> None:
         runs = measure(directory, draft_model, options.tokens, progress.update)
     finally:
         progress.close()
-    show_table("\n".join(table(runs)))
     result = {
         "runs": runs,
         "machine": asdict(machine()),
         "config": {"model": directory.name, "draft_model": draft_model.name},
     }
+    show_table(table(result))
     commands.write(options, result)

@@ -23,7 +23,7 @@ def record(
     part = {"seconds": seconds, "client_to_provider": 10**6, "provider_to_client": 10**6}
     return {
         "asked": asked | {"drafts": drafts},
-        "costs": {"prefill": part, "decode": part, "whole": part},
+        "costs": {"hint": part} | dict.fromkeys(speedup.ALL, part),
         "stayed": stayed,
         "steps": len(stayed),
         "emitted": 1 + sum(stayed) + len(stayed),

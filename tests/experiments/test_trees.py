@@ -52,7 +52,7 @@ def test_rates_are_of_all_texts() -> None:
         for t in trees.TEMPERATURES
         for tree in trees.TREES
     ]
-    lines = trees.table(runs)
+    lines = trees.table({"runs": runs}).splitlines()
     assert len(lines) == 2 + 2 * len(trees.POSITIONS)
     assert lines[2] == "| 0 | 4 | 2.00 | 2.00 | 2.00 |"
 
