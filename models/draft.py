@@ -40,6 +40,11 @@ class Proposer:
         """Return logits [vocab] of the token after `tokens`; -inf for a token of probability 0."""
         raise NotImplementedError
 
+    @property
+    def beside(self) -> Proposer:
+        """Return what drafts further continuations, which are to begin with another token."""
+        return self
+
     def propose(self, context: list[int], count: int, pick: Pick) -> tuple[list[int], np.ndarray]:
         """Draw `count` drafts after `context` (token ids); return them and the distributions they
         were drawn from, float64 [count, vocab].

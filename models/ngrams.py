@@ -37,6 +37,11 @@ class Ngrams(Proposer):
     def vocab_size(self) -> int:
         return self.size
 
+    @property
+    def beside(self) -> Proposer:
+        """Return the model, since the text suggests one token alone; without one, this."""
+        return self if self.model is None else self.model
+
     def logits(self, tokens: list[int]) -> np.ndarray:
         token, length = continuation(tokens)
         of_model = None if self.model is None else self.model.logits(tokens)

@@ -26,7 +26,7 @@ from spu_llm.core.machine import machine
 from spu_llm.net.frames import StreamType
 from spu_llm.net.manifest import Role
 from spu_llm.net.relay import Relay
-from spu_llm.net.shaping import NETWORKS
+from spu_llm.net.shaping import shape_of
 from spu_llm.net.stream import ByteStream, accept, connect, listen
 from spu_llm.net.worker_side import Loopback
 
@@ -44,7 +44,7 @@ _NOBODY = 1  # port of an own worker that the other end never calls
 
 @contextmanager
 def _relay(stream: ByteStream, network: str, role: Role) -> Iterator[Relay]:
-    relay = Relay(stream, NETWORKS[network], role)
+    relay = Relay(stream, shape_of(network), role)
     relay.start(lambda payload: None, lambda: None)
     try:
         yield relay
@@ -120,7 +120,7 @@ def measure(
 
 def throughput(row: Mapping[str, Any]) -> list[float]:
     """Return the bits per second of each transfer of a network's result."""
-    delay_s = 2 * NETWORKS[row["network"]].delay_s
+    delay_s = 2 * shape_of(row["network"]).delay_s
     return [8 * row["bytes"] / (seconds - delay_s) for seconds in row["bulk_seconds"]]
 
 
@@ -135,7 +135,7 @@ def table(result: Mapping[str, Any]) -> str:
     )
     rows = []
     for row in result["networks"]:
-        shape = NETWORKS[row["network"]]
+        shape = shape_of(row["network"])
         rate = "no limit" if shape.bits_per_s is None else f"{shape.bits_per_s / 1e6:,.0f}"
         rows.append(
             [

@@ -42,7 +42,7 @@ def add_number(
 def add_network(
     parser: argparse.ArgumentParser,
     default: str,
-    words: str = "local, lan, wan: one after another (default: %(default)s)",
+    words: str = "local, lan, wan, or as 3000mbps-1ms: one after another (default: %(default)s)",
 ) -> None:
     parser.add_argument("--network", type=networks, default=default, metavar="NAME,...", help=words)
 

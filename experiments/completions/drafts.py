@@ -167,8 +167,8 @@ def _acceptance(runs: list[dict[str, Any]]) -> str:
     return f"{sum(run['overlap'] for run in runs) / max(1, sum(run['places'] for run in runs)):.2f}"
 
 
-def _hard(runs: list[dict[str, Any]]) -> str:
-    """Write how likely a draft is the model's likeliest token: what would stay by hard matching."""
+def _likeliest(runs: list[dict[str, Any]]) -> str:
+    """Write how often a draft that was looked at is the model's likeliest token."""
     if any("likeliest" not in run for run in runs):
         return "–"
     return (
@@ -184,7 +184,7 @@ COLUMNS: Sequence[Column[list[dict[str, Any]]]] = (
     Column("tokens a step", _tokens_a_step),
     Column("drafts that stay", _accepted),
     Column("acceptance rate", _acceptance),
-    Column("by hard matching", _hard),
+    Column("drafts that are the likeliest token", _likeliest),
 )
 
 

@@ -11,9 +11,9 @@ is made next to it; gamma changes the order in which runs are made from prompt t
                 client gets once for all its sessions
 
 Acceptance is the chance that a draft which is looked at stays: of steps that accept k of gamma
-drafts, sum(k) / (sum(k) + number of steps with k < gamma), which a rejection ends. The last step of
-a text, which its end may cut short, does not count. The paper takes its tokens a step to be
-(1 - a^(gamma + 1)) / (1 - a).
+drafts, sum(k) / (sum(k) + number of steps with k < gamma), which a rejection ends. The paper takes
+its tokens a step to be (1 - a^(gamma + 1)) / (1 - a). What a step verified counts in both, also
+where the text's length cut its last step.
 """
 
 from __future__ import annotations
@@ -65,9 +65,12 @@ def matrix(
     """Return all runs in the order in which they are made: those that are compared next to each
     other, and whoever is first takes turns.
     """
-    lengths = (0, *drafts)
+    lengths = tuple(dict.fromkeys((0, *drafts)))
     runs = []
-    for prompt, backend, network, mode in itertools.product(prompts, backends, networks, modes):
+    places = (dict.fromkeys(names) for names in (backends, networks, modes))
+    for prompt, (backend, network, mode) in itertools.product(
+        prompts, list(itertools.product(*places))
+    ):
         shift = prompt.number % len(lengths)
         for length in (*lengths[shift:], *lengths[:shift]):
             run = SpeedupRun(backend, network, mode, prompt.kind, length, tokens, prompt.number)
@@ -124,20 +127,21 @@ ALL = ("launch", "set_up", "material", "planning", "prefill", "decode")
 ONLINE, EVERYTHING = seconds("prefill", "decode"), seconds(*ALL)
 
 
-def key_of(record: Record) -> tuple[str, str, str]:
-    """Return what runs that stand in one row have in common."""
+def key_of(record: Record) -> tuple[str, str, str, int]:
+    """Return what runs that are compared have in common."""
     asked = record["asked"]
-    return asked["network"], asked["mode"], asked["backend"]
+    return asked["network"], asked["mode"], asked["backend"], asked["tokens"]
 
 
 def tokens_per_step(records: Sequence[Record]) -> float:
-    """Return the tokens of a decode step in the mean; the last step of a text may be cut short."""
-    return float(sum(r["emitted"] - 1 for r in records) / sum(r["steps"] for r in records))
+    """Return the tokens that a decode step verified, in the mean."""
+    stayed = [k for record in records for k in record["stayed"]]
+    return 1 + sum(stayed) / len(stayed)
 
 
 def acceptance(records: Sequence[Record]) -> float:
     """Return the chance that a draft that is looked at stays (module docstring)."""
-    steps = [(stayed, r["asked"]["drafts"]) for r in records for stayed in r["stayed"][:-1]]
+    steps = [(stayed, r["asked"]["drafts"]) for r in records for stayed in r["stayed"]]
     accepted = sum(stayed for stayed, _ in steps)
     rejections = sum(stayed < drafts for stayed, drafts in steps)
     return accepted / (accepted + rejections) if accepted else 0.0
@@ -162,6 +166,7 @@ class _Row:
     network: str
     mode: str
     backend: str
+    tokens: int
     drafts: int
     runs: Sequence[Record]
     standard: Sequence[Record]
@@ -185,14 +190,13 @@ def rows(runs: Sequence[Record]) -> list[_Row]:
     places = {n: i for i, n in enumerate(PAPERS)}
 
     def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
-        network, mode, backend, drafts = key
-        return places.get(network, -1), network, backend, mode, drafts
+        network, mode, backend, tokens, drafts = key
+        return places.get(network, -1), network, backend, mode, tokens, drafts
 
     return [
-        _Row(network, mode, backend, drafts, runs, made.get((network, mode, backend, 0), []))
-        for (network, mode, backend, drafts), runs in sorted(
-            made.items(), key=lambda m: order(m[0])
-        )
+        _Row(network, mode, backend, tokens, drafts, runs, made.get((*key[:4], 0), []))
+        for key, runs in sorted(made.items(), key=lambda item: order(item[0]))
+        for network, mode, backend, tokens, drafts in [key]
     ]
 
 
@@ -202,6 +206,7 @@ def table(runs: Sequence[Record]) -> list[str]:
         Column("network", lambda r: r.network),
         Column("backend", lambda r: r.backend),
         Column("drawn", lambda r: r.mode),
+        Column("tokens", lambda r: str(r.tokens)),
         Column("γ", lambda r: str(r.drafts or "standard")),
         Column("prompts", lambda r: str(len(r.runs))),
         Column("acceptance", lambda r: r.drafted(lambda: acceptance(r.runs))),
@@ -239,9 +244,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Hours. Each run is written at once; the same command goes on where it was stopped."
     )
-    commands.add_network(
-        parser, ",".join(PAPERS), "local, lan, wan, or as 3000mbps-1ms (default: %(default)s)"
-    )
+    commands.add_network(parser, ",".join(PAPERS))
     parser.add_argument("--backend", type=commands.names, default=[OWN], metavar="NAME,...")
     parser.add_argument("--drafts", type=commands.numbers, default=list(DRAFTS), metavar="N,...")
     parser.add_argument("--modes", type=commands.names, default=list(MODES), metavar="NAME,...")

@@ -3,8 +3,10 @@ equal numbers of drafted positions.
 
 In plaintext: under one noise, or greedily, the text is the same whatever the drafts are
 (`spu_llm.systems.decoding.branching.Chains`), so it is written once, and each shape of tree walks
-through it. M chains of d drafts take 1 + M d positions of a secure forward, one more than one chain
-of M d, and M (d + 1) rows of a verification, where one chain takes M d + 1.
+through it. What a step verifies counts, also past the place where the walk ends. M chains of d
+drafts take 1 + M d positions of a secure forward, as one chain of M d does, but M (d + 1) rows of a
+verification where that takes M d + 1. Drafts are those of a completion by default: n-grams of the
+text where they are sure, else the public model's.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from experiments.common.prompts import TEMPERATURE, read_prompts
 from experiments.common.report import Column, rows_table
 from models.draft import Drafter, Proposer
 from models.hf import load_model
+from models.ngrams import Ngrams
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.race import Race
@@ -48,27 +51,41 @@ class Tree:
 TREES = [Tree(chains, n // chains) for n in POSITIONS for chains in CHAINS]
 
 
-def written(model: Proposer, rule: Race, prompt: list[int], tokens: int, own: Streams) -> list[int]:
-    """Return the text of `tokens` tokens after a prompt that the noise decides."""
+def written(
+    model: Proposer,
+    rule: Race,
+    prompt: list[int],
+    tokens: int,
+    own: Streams,
+    ends: frozenset[int] = frozenset(),
+) -> list[int]:
+    """Return the text after a prompt that the noise decides: `tokens` tokens, or up to its end."""
     text = list(prompt)
-    for _ in range(tokens):
+    while len(text) < len(prompt) + tokens and not ends & set(text[len(prompt) :]):
         text.append(rule.propose(model.logits(text), len(text), own)[0])
     return text[len(prompt) :]
 
 
-def steps(
-    tree: Tree, text: Sequence[int], prompt: list[int], drafter: Proposer, rule: Race, own: Streams
-) -> int:
-    """Return how many steps write the text after its first token, which the prefill gives."""
-    at, count = 1, 0
-    while at < len(text):
+def walk(
+    tree: Tree,
+    text: Sequence[int],
+    tokens: int,
+    prompt: list[int],
+    drafter: Proposer,
+    rule: Race,
+    own: Streams,
+) -> list[int]:
+    """Return the tokens of each step after the first token, which the prefill gives, until there
+    are `tokens` of the text, which goes on behind them for as long as a step may.
+    """
+    made: list[int] = []
+    while (at := 1 + sum(made)) < min(tokens, len(text)):
         before, rest = [*prompt, *text[:at]], text[at:]
         branches = drafted(
             drafter, rule, before, tree.drafts, [own] * tree.chains, apart=tree.chains > 1
         )
-        at += 1 + max(_held(branch.drafts, rest) for branch in branches)
-        count += 1
-    return count
+        made.append(1 + max(_held(branch.drafts, rest) for branch in branches))
+    return made
 
 
 def _held(drafts: Sequence[int], rest: Sequence[int]) -> int:
@@ -84,21 +101,24 @@ def measure(
     """Write a text after each prompt, greedily and sampled; let every tree walk through it."""
     tokenizer = Tokenizer.load(directory)
     prompts = [tokenizer.encode(prompt.text) for prompt in read_prompts()]
-    rows = max(map(len, prompts)) + tokens + max(tree.drafts for tree in TREES)
+    most = max(tree.drafts for tree in TREES)
+    rows = max(map(len, prompts)) + tokens + 2 * most
     config, params = load_model(directory)
-    model, drafter = Drafter(config, params, rows), Drafter(*load_model(draft_model), rows)
+    model, small = Drafter(config, params, rows), Drafter(*load_model(draft_model), rows)
+    drafter = Ngrams(config.vocab_size, small)
     made = []
     for temperature in TEMPERATURES:
         rule = Race(Sampling(temperature), temperature > 0)
         for number, prompt in enumerate(prompts):
             say(f"prompt {number + 1} of {len(prompts)} at {temperature:g}")
             own = Streams(Prg.from_seed(number, "drafts"), Prg.from_seed(number, "sampling"))
-            text = written(model, rule, prompt, min(tokens, config.context - len(prompt)), own)
+            long = min(tokens + most, config.context - len(prompt) - most)
+            text = written(model, rule, prompt, long, own, tokenizer.eos_ids)
             for tree in TREES:
-                taken = steps(tree, text, prompt, drafter, rule, own)
+                each = walk(tree, text, tokens, prompt, drafter, rule, own)
                 made.append(
-                    {"temperature": temperature, "prompt": number, "tokens": len(text)}
-                    | {"steps": taken, **asdict(tree)}
+                    {"temperature": temperature, "prompt": number, "tokens": sum(each)}
+                    | {"steps": len(each), **asdict(tree)}
                 )
     return made
 
@@ -114,7 +134,7 @@ def table(result: dict[str, Any]) -> str:
             if run["temperature"] == temperature
             and (run["chains"], run["drafts"]) == (chains, positions // chains)
         ]
-        return float(sum(run["tokens"] - 1 for run in some) / sum(run["steps"] for run in some))
+        return float(sum(run["tokens"] for run in some) / sum(run["steps"] for run in some))
 
     def column(chains: int) -> Column[tuple[float, int]]:
         name = "one chain" if chains == 1 else f"{chains} chains"

@@ -32,7 +32,7 @@ from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import SpuLlmError
 from spu_llm.core.machine import machine
-from spu_llm.service.launching import own_provider
+from spu_llm.service.launching import network_options, own_provider
 from spu_llm.service.supervisor import python_command
 
 MODES = ("full", "mpc", "noir", "plain")
@@ -60,8 +60,7 @@ def _middle(mode: str, model: Path, network: str) -> Iterator[str]:
         "--listen",
         "127.0.0.1:0",
         "--insecure",
-        "--network",
-        network,
+        *network_options(network),
         "--once",
         "--exit-with-parent",
     ]
@@ -80,8 +79,7 @@ def one(
         str(tokens),
         "--temperature",
         "0",
-        "--network",
-        network,
+        *network_options(network),
     ]
     json_file = folder / "run.json"
     busy, own, started = busy_seconds(), own_seconds(), time.perf_counter()

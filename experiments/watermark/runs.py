@@ -38,6 +38,7 @@ from spu_llm.api.defaults import DRAFT_LENGTH
 from spu_llm.app.printing import show, show_table
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
+from spu_llm.service.launching import network_options
 from spu_llm.systems.watermark.detecting import detect
 from spu_llm.systems.watermark.keys import Key, KeyFile, Scheme, write_key
 from spu_llm.systems.watermark.units import TokenUnits
@@ -106,8 +107,7 @@ def one(asked: RunKey, prompt: Prompt, model: Path, draft: Path, folder: Path) -
         prompt.text,
         "--max-new-tokens",
         str(asked.tokens),
-        "--network",
-        asked.network,
+        *network_options(asked.network),
         "--model",
         str(model),
         "--draft-model",

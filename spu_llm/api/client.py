@@ -62,11 +62,23 @@ class CompletionOptions:
         """Return the keys of `watermark`, if there are any. InputError for what no provider could
         serve; nothing is sent.
         """
+        keys = self.keys()
+        check_texts(self.public_prefix, prompt)
+        self.request(1, (), self.draft_length).check_options()
+        return keys
+
+    def keys(self) -> KeyFiles | None:
+        """Return the keys of `watermark`; InputError for candidates that nothing chooses among."""
         keys = KeyFiles.read(
             self.watermark, self.verify, self.candidates, greedy=self.temperature == 0
         )
-        check_texts(self.public_prefix, prompt)
-        self.request(1, (), self.draft_length).check_options()
+        if keys is None and self.candidates != 1:
+            by_text = self.drafts == "ngram"
+            if not self.draft_length or by_text:
+                raise InputError(
+                    "--candidates without --watermark are chains of drafts, which a model makes; "
+                    f"leave {'--drafts ngram' if by_text else '--standard'} out"
+                )
         return keys
 
     def request(self, prompt_tokens: int, prefix: Sequence[int], draft_length: int) -> Request:
@@ -148,11 +160,12 @@ class Client:
 
     def check_chat(self, messages: Sequence[Message], options: CompletionOptions) -> None:
         """Raise InputError for a chat that no provider could serve; nothing is sent."""
-        if options.public_prefix or options.watermark or options.candidates != 1:
+        if options.public_prefix or options.watermark:
             raise InputError(
                 "a chat begins with its template's public words and has no watermark; leave "
-                "--public-prefix, --watermark and --candidates out, or --chat"
+                "--public-prefix and --watermark out, or --chat"
             )
+        options.keys()
         check_messages(messages)
         options.request(1, (), options.draft_length).check_options()
 
@@ -217,8 +230,8 @@ class Client:
         drafting = self._drafting(options, text.text.tokenizer)
         if marking is None and options.candidates != 1 and not drafting.length:
             raise InputError(
-                "--candidates are chains of drafts, and nothing drafts; give --draft-model DIR or "
-                "--drafts ngram, and leave --standard out"
+                "--candidates are chains of drafts, and no model drafts this text; give "
+                "--draft-model DIR, a model with the same tokenizer, or leave --candidates out"
             )
         inputs = ClientInputs(
             tokens,

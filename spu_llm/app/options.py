@@ -31,21 +31,7 @@ def add_folder(parser: Any, option: str, words: str, *, required: bool = False) 
 
 def add_session_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that runs between two parties."""
-    parser.add_argument(
-        "--network",
-        choices=("local", "lan", "wan"),
-        default="local",
-        help="emulate a network (default: local, none)",
-    )
-    parser.add_argument(
-        "--bandwidth",
-        type=int,
-        metavar="MBPS",
-        help="emulate one of that bandwidth, with --delay; as all of these, at both parties",
-    )
-    parser.add_argument(
-        "--delay", type=int, metavar="MS", help="one way, of the network of --bandwidth"
-    )
+    add_network(parser)
     parser.add_argument(
         config.OPTION,
         type=Path,
@@ -53,6 +39,47 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
         help="options from a TOML file, in a table named after the command",
     )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+
+
+class _Named(argparse.Action):
+    """Takes a network's name, in place of what was given before."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        namespace.network, namespace.bandwidth, namespace.delay = values, None, None
+
+
+class _Measured(argparse.Action):
+    """Takes a figure of a network that has no name, in place of a named one."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        namespace.network = "local"
+        setattr(namespace, self.dest, values)
+
+
+def add_network(parser: argparse.ArgumentParser, words: str = "") -> None:
+    """Add what names a network to emulate; `network_of` reads it. `words`: before the help."""
+    parser.add_argument(
+        "--network",
+        action=_Named,
+        choices=("local", "lan", "wan"),
+        default="local",
+        help=f"{words}emulate a network (default: local, none)",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        action=_Measured,
+        type=int,
+        metavar="MBPS",
+        help=f"{words}of a network to emulate in place of --network; give --delay too, and the "
+        "same at both parties",
+    )
+    parser.add_argument(
+        "--delay",
+        action=_Measured,
+        type=int,
+        metavar="MS",
+        help=f"{words}one way, of the network of --bandwidth",
+    )
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
@@ -220,13 +247,13 @@ def identity_of(options: argparse.Namespace) -> Any:
 
 
 def network_of(options: argparse.Namespace) -> str:
-    """Return the network to emulate, by its name; InputError for two, or for half of one."""
-    mbps, delay = getattr(options, "bandwidth", None), getattr(options, "delay", None)
+    """Return the network to emulate, by its name; InputError for half of one."""
+    mbps, delay = options.bandwidth, options.delay
     if mbps is None and delay is None:
         name: str = options.network
         return name
-    if mbps is None or delay is None or options.network != "local":
-        raise InputError("--bandwidth and --delay are given together, and without --network")
+    if mbps is None or delay is None:
+        raise InputError("--bandwidth and --delay are given together")
     from spu_llm.net.shaping import name_of
 
     try:

@@ -11,6 +11,7 @@ from spu_llm.api.defaults import DRAFT_LENGTH, PROMPT
 from spu_llm.app.options import (
     add_hint_cache,
     add_identity_options,
+    add_network,
     add_prompt,
     add_ranges,
     add_stop,
@@ -234,12 +235,7 @@ def _common(parser: Any, modes: tuple[str, ...]) -> None:
         metavar="DIR",
         help="the model, which both parties have (default: the shipped private one)",
     )
-    parser.add_argument(
-        "--network",
-        choices=("local", "lan", "wan"),
-        default="local",
-        help="emulate a network (default: local, none)",
-    )
+    add_network(parser)
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     add_identity_options(parser)
 

@@ -9,7 +9,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.app.options import add_hint_cache, add_identity_options, given, provider_of
+from spu_llm.app.options import (
+    add_hint_cache,
+    add_identity_options,
+    add_network,
+    given,
+    provider_of,
+)
 from spu_llm.app.printing import show, tell
 from spu_llm.core.errors import InputError
 
@@ -39,12 +45,7 @@ def add_options(parser: Any) -> None:
         metavar="N",
         help="with --server: room for candidates (default: K and a few)",
     )
-    parser.add_argument(
-        "--network",
-        choices=("local", "lan", "wan"),
-        default="local",
-        help="with --server: emulate a network (default: local, none)",
-    )
+    add_network(parser, "with --server: ")
     add_hint_cache(parser, "with --server: ")
     add_identity_options(parser)
     parser.set_defaults(ranges=None, pool=None, jobs=None)

@@ -51,11 +51,11 @@ def shape_of(name: str) -> NetworkShape:
     """
     if name in NETWORKS:
         return NETWORKS[name]
-    if (parts := _NAME.fullmatch(name)) is None or name != name_of(*map(int, parts.groups())):
+    if (parts := _NAME.fullmatch(name)) is None:
         known = ", ".join(NETWORKS)
         raise ValueError(f"unknown network {name!r}; choose from {known}, or as 3000mbps-1ms")
     mbps, delay_ms = map(int, parts.groups())
-    return NetworkShape(name, mbps * 1e6, delay_ms / 1000)
+    return NetworkShape(name_of(mbps, delay_ms), mbps * 1e6, delay_ms / 1000)
 
 
 class Shaper:

@@ -44,7 +44,7 @@ def local_provider(
     `backend`: what computes forwards.
     """
     command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
-    command += ["--listen", "127.0.0.1:0", *_network(network), "--backend", backend]
+    command += ["--listen", "127.0.0.1:0", *network_options(network), "--backend", backend]
     command += ["--once", "--exit-with-parent"]
     if credentials is None:
         command += ["--insecure"]
@@ -60,8 +60,8 @@ def local_provider(
         yield replace(server, backend=backend)
 
 
-def _network(name: str) -> list[str]:
-    """Return the options that name a network."""
+def network_options(name: str) -> list[str]:
+    """Return the command line's options for the network of this name."""
     if name in NETWORKS:
         return ["--network", name]
     shape = shape_of(name)

@@ -5,6 +5,7 @@ What the command line tells by itself is tried in this process, and through one 
 
 from __future__ import annotations
 
+import argparse
 import http.server
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 from models.gpt2 import GPT2Config
 from models.hf import load_model, save_model
 from spu_llm.app import cli
+from spu_llm.app.options import add_network, network_of
 from spu_llm.systems.watermark.keys import Key, Scheme, write_key
 from tests.kit.models import PUBLIC, save_tokenizer, tiny_params
 from tests.kit.pair import Pair
@@ -263,13 +265,25 @@ def test_backends_that_differ_are_named_on_both_sides(start: Start, pair: Pair) 
     server.assert_failed(2, *words, within_s=END_S)
 
 
+def test_the_last_network_counts() -> None:
+    """A command line goes before a file's options, which come first."""
+    parser = argparse.ArgumentParser()
+    add_network(parser)
+    for given, network in (
+        ([], "local"),
+        (["--network", "lan", "--bandwidth", "200", "--delay", "80"], "200mbps-80ms"),
+        (["--bandwidth", "200", "--delay", "80", "--network", "lan"], "lan"),
+    ):
+        assert network_of(parser.parse_args(given)) == network
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--backend", "spu", "--references", "r.jsonl"], "leave --references out"),
         (["--backend", "tpu"], "invalid choice: 'tpu'"),
         (["--bandwidth", "400"], "--bandwidth and --delay are given together"),
-        (["--bandwidth", "400", "--delay", "4", "--network", "lan"], "and without --network"),
+        (["--network", "lan", "--delay", "4"], "--bandwidth and --delay are given together"),
         (["--bandwidth", "0", "--delay", "4"], "1 to 100000 Mbps"),
     ],
 )

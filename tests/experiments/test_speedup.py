@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from experiments.common.prompts import Prompt
@@ -19,7 +20,7 @@ PROMPTS = [Prompt(1, "a", "def f"), Prompt(2, "b", "class A")]
 def record(
     prompt: str, drafts: int, seconds: float, stayed: list[int], **more: Any
 ) -> dict[str, Any]:
-    asked = {"network": "lan", "mode": "greedy", "backend": "own", "prompt": prompt}
+    asked = {"network": "lan", "mode": "greedy", "backend": "own", "tokens": 5, "prompt": prompt}
     part = {"seconds": seconds, "client_to_provider": 10**6, "provider_to_client": 10**6}
     return {
         "asked": asked | {"drafts": drafts},
@@ -45,16 +46,32 @@ def test_runs_that_are_compared_stand_next_to_each_other() -> None:
         assert {r.drafts for r in group} == {0, 4, 8}
         assert len({(r.prompt, r.network) for r in group}) == 1
     assert [g[0].drafts for g in groups] == [4, 4, 8, 8]
+    again = speedup.matrix(PROMPTS, ["own", "own"], ["lan", "wan"], ["greedy"], [4, 8, 4], 9)
+    assert [r for r, _ in again] == runs
 
 
 def test_acceptance_is_of_drafts_that_are_looked_at() -> None:
-    """A step that accepts all of its drafts looks at no rejected one; the last one may be cut."""
+    """A step that accepts all of its drafts looks at no rejected one."""
     runs = [record("a", 2, 1.0, [2, 0, 1, 0])]
-    assert speedup.acceptance(runs) == pytest.approx(3 / 5)
+    assert speedup.acceptance(runs) == pytest.approx(3 / 6)
     assert speedup.tokens_per_step(runs) == pytest.approx(7 / 4)
-    assert speedup.acceptance([record("a", 2, 1.0, [2])]) == 0
+    assert speedup.acceptance([record("a", 2, 1.0, [2])]) == 1
     assert speedup.expected(0.5, 2) == pytest.approx(1.75)
     assert speedup.expected(1.0, 4) == 5
+
+
+def test_figures_are_those_of_the_process_that_made_the_steps() -> None:
+    """Steps of a known acceptance, texts ending after so many tokens: neither figure is off."""
+    rng, alpha, drafts = np.random.default_rng(3), 0.8, 16
+    runs = []
+    for _ in range(2000):
+        stayed: list[int] = []
+        while 1 + sum(stayed) + len(stayed) < 32:
+            stayed.append(int(min(rng.geometric(1 - alpha) - 1, drafts)))
+        runs.append(record("a", drafts, 1.0, stayed, emitted=32))
+    # 4 deviations of some 14,000 steps.
+    assert speedup.acceptance(runs) == pytest.approx(alpha, abs=0.006)
+    assert speedup.tokens_per_step(runs) == pytest.approx(speedup.expected(alpha, drafts), abs=0.2)
 
 
 def test_a_speedup_is_of_one_prompt() -> None:

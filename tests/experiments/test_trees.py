@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.completions import trees
-from experiments.completions.trees import Tree, steps, written
+from experiments.completions.trees import Tree, walk, written
 from models.draft import Proposer
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.race import Race
@@ -35,26 +35,36 @@ class Fixed(Proposer):
 
 
 def test_a_tree_walks_by_its_longest_chain() -> None:
-    text = written(Fixed(3, 1), GREEDY, [0], 9, OWN)
-    assert text == [3] * 9
-    # All drafts are right: of 8 tokens after the first one, 3 or 2 a step.
-    for tree, expected in ((Tree(1, 2), 3), (Tree(1, 1), 4), (Tree(2, 2), 3)):
-        assert steps(tree, text, [0], Fixed(3, 1), GREEDY, OWN) == expected
+    text = written(Fixed(3, 1), GREEDY, [0], 12, OWN)
+    assert text == [3] * 12
+    assert written(Fixed(3, 1), GREEDY, [0], 12, OWN, frozenset([3])) == [3]
+    # All drafts are right: tokens after the first one, of nine that are wanted and three behind.
+    for tree, expected in (
+        (Tree(1, 2), [3, 3, 3]),
+        (Tree(1, 4), [5, 5]),
+        (Tree(1, 1), [2, 2, 2, 2]),
+        (Tree(2, 2), [3, 3, 3]),
+    ):
+        assert walk(tree, text, 9, [0], Fixed(3, 1), GREEDY, OWN) == expected
     # Only the second chain begins right, and goes on wrong.
     wrong = Fixed(5, 3)
-    assert steps(Tree(1, 4), text, [0], wrong, GREEDY, OWN) == 8
-    assert steps(Tree(2, 2), text, [0], wrong, GREEDY, OWN) == 4
+    assert walk(Tree(1, 4), text, 9, [0], wrong, GREEDY, OWN) == [1] * 8
+    assert walk(Tree(2, 2), text, 9, [0], wrong, GREEDY, OWN) == [2] * 4
 
 
 def test_rates_are_of_all_texts() -> None:
+    """Each cell has the runs of its shape and temperature alone."""
     runs = [
-        {"temperature": t, "prompt": 0, "tokens": 21, "steps": 10, **vars(tree)}
-        for t in trees.TEMPERATURES
+        {"temperature": t, "prompt": i, "tokens": 10 * tree.chains + tree.drafts + 50 * k}
+        | {"steps": 10, **vars(tree)}
+        for i in range(2)
+        for k, t in enumerate(trees.TEMPERATURES)
         for tree in trees.TREES
     ]
     lines = trees.table({"runs": runs}).splitlines()
     assert len(lines) == 2 + 2 * len(trees.POSITIONS)
-    assert lines[2] == "| 0 | 4 | 2.00 | 2.00 | 2.00 |"
+    assert lines[2] == "| 0 | 4 | 1.40 | 2.20 | 4.10 |"
+    assert lines[-1] == "| 0.7 | 16 | 7.60 | 7.80 | 9.40 |"
 
 
 @pytest.mark.slow
@@ -66,4 +76,4 @@ def test_the_command_writes_all_walks(pair: Pair, tmp_path: Path) -> None:
     assert end.value.code == 0
     runs = json.loads(file.read_text())["runs"]
     assert len(runs) == len(trees.TREES) * len(trees.TEMPERATURES) * 10
-    assert all(1 <= run["steps"] < run["tokens"] for run in runs)
+    assert all(0 <= run["steps"] <= run["tokens"] for run in runs)

@@ -32,7 +32,9 @@ class Branching(Protocol):
 
     @property
     def apart(self) -> bool:
-        """Return whether no two continuations begin with the same draft, where there are others."""
+        """Return whether no two continuations begin with the same draft, as far as what drafts
+        knows others.
+        """
 
     def streams(self) -> list[Streams]:
         """Return the streams of every continuation of the next step."""
@@ -83,8 +85,9 @@ class Chains:
 
     Token j of the text is then one function of the tokens before it and of the noise of position j
     (`protocols.verification.race`), so every chain comes out as a beginning of the same text,
-    whatever its drafts are, and the longest is the text's next tokens: nothing is chosen that noise
-    had not decided. Numbers so close that shares decide between them may come out apart.
+    whatever its drafts are, and the longest is the text's next tokens. But numbers so close that
+    shares decide between them may come out apart in two chains, and then the longer one's count: a
+    choice among winners, each of which is one within that module's bound.
     """
 
     own: Streams
@@ -116,7 +119,8 @@ def drafted(
     apart: bool = False,
 ) -> list[Branch]:
     """Draft a continuation of `count` tokens after a text for each of the streams, one after the
-    other. apart: none begins with a draft that one before it begins with, where there are others.
+    other. apart: those after the first are drafted by `drafter.beside` and begin with no draft that
+    one before them begins with, unless what drafts knows no other.
     """
     branches: list[Branch] = []
     for streams in each:
@@ -132,7 +136,8 @@ def drafted(
                 logits = _without(logits, begun)
             return rule.propose(logits, position, streams)
 
-        branches.append(Branch(*drafter.propose(text, count, pick), streams))
+        proposer = drafter.beside if begun else drafter
+        branches.append(Branch(*proposer.propose(text, count, pick), streams))
     return branches
 
 

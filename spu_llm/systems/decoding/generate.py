@@ -285,7 +285,7 @@ def declare(session: Session, completion: Completion) -> None:
     layout = completion.layout
     if own := layout.prefix - layout.public:
         session.ledger.declare(CLIENT, f"length of the provider's own text, padded: {own} tokens")
-    if layout.padded and layout.hidden:
+    if layout.padded and layout.hidden and layout.backend == OWN:
         # A hint of a table of positions is of one length (`models.gpt2.embed`).
         session.ledger.declare(CLIENT, "whether that text is as long as in an earlier session")
     if layout.public:

@@ -35,7 +35,7 @@ class SecureModel(NamedTuple):
     """The programs of one decoding session. `client` and `provider` are the parties' inputs to the
     judge, lane first, or branch by branch within a lane, as its outcomes are. Before anything else
     is opened, both learn whether an activation left the range that functions on shares hold for; if
-    so, prefill and decode end with a RangeError.
+    so, prefill and decode end with a RangeError. Where SPU computes forwards, nothing is checked.
 
     prefix(weights, tokens [n], hidden [m])
         -> keys and values of text that the provider knows, its own plaintext work, and its own they

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.chat import Message
 from models.ngrams import Ngrams
 from models.tokenizer import Tokenizer
 from protocols.verification import race
 from protocols.verification.distribution import Streams, gumbel
+from spu_llm.api.client import Client, CompletionOptions
+from spu_llm.api.provider import Provider
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.runtime.session import PlaintextSession
@@ -71,11 +74,13 @@ def _common(path: tuple[int, ...], text: tuple[int, ...]) -> int:
     return sum(itertools.takewhile(bool, same))
 
 
-def complete(tokenizer: Tokenizer, request: Request, ngrams: bool = False) -> Any:
+def complete(
+    tokenizer: Tokenizer, request: Request, ngrams: bool = False, model: bool = False
+) -> Any:
     completion = Completion.of(PRIVATE, request)
     client = client_side(tokenizer, completion)
     if ngrams:
-        client.drafter = Ngrams(PUBLIC.vocab_size)
+        client.drafter = Ngrams(PUBLIC.vocab_size, client.drafter if model else None)  # type: ignore[arg-type]
     session = PlaintextSession()
     decoder = completion.decoder(session, share_weights(session, PRIVATE, PARAMS))
     return client, generate(session, completion, decoder, client, provider_stream())
@@ -100,10 +105,25 @@ def test_chains_do_not_change_the_text(
         assert len(set(first)) == chains
         steps.append(report.steps)
     assert steps[0] > steps[-1] and steps == sorted(steps, reverse=True)
-    client, _ = complete(
-        tokenizer, request_for(16, 2, temperature, verify, candidates=2), ngrams=True
-    )
-    assert client.tokens == standard.tokens
+    for model in (False, True):
+        client, _ = complete(
+            tokenizer,
+            request_for(16, 2, temperature, verify, candidates=2),
+            ngrams=True,
+            model=model,
+        )
+        assert client.tokens == standard.tokens
+
+
+def test_further_chains_are_the_models_where_ngrams_are_sure(tokenizer: Tokenizer) -> None:
+    """N-grams know one token alone; without a model all chains are that one's."""
+    text = [5, 6, 7, 8, 9, 10, 11] * 3
+    client = client_side(tokenizer, Completion.of(PRIVATE, request_for(4, 2, 0.0)))
+    model = client.drafter
+    for ngrams, firsts in ((Ngrams(PUBLIC.vocab_size, model), 3), (Ngrams(PUBLIC.vocab_size), 1)):  # type: ignore[arg-type]
+        branches = drafted(ngrams, client.verifier, text, 2, [OWN] * 3, apart=True)
+        assert branches[0].drafts == [5, 6]
+        assert len({branch.drafts[0] for branch in branches}) == firsts
 
 
 def test_what_chooses_among_candidates(tokenizer: Tokenizer) -> None:
@@ -127,3 +147,23 @@ def test_what_chooses_among_candidates(tokenizer: Tokenizer) -> None:
             rules(request)
     with pytest.raises(InputError, match="without drafts would all be the same"):
         request_for(4, 0, 0.0, candidates=3).check(PRIVATE)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"verify": "token"}, "chains of drafts with --verify race or --temperature 0; add"),
+        ({"verify": "race", "draft_length": 0}, "which a model makes; leave --standard out"),
+        ({"temperature": 0.0, "drafts": "ngram"}, "a model makes; leave --drafts ngram out"),
+        ({"verify": "race", "show_progress": True}, "--show-progress would show the provider"),
+    ],
+)
+def test_candidates_that_nothing_chooses_among(options: dict[str, Any], said: str) -> None:
+    """Nothing is sent. In a chat they are refused alike, and else allowed."""
+    asked = CompletionOptions(candidates=3, **options)
+    with pytest.raises(InputError, match=said):
+        asked.check("zq")
+    client = Client(Provider.here("nowhere"))
+    with pytest.raises(InputError, match=said):
+        client.check_chat([Message("user", "zq")], asked)
+    client.check_chat([Message("user", "zq")], CompletionOptions(candidates=3, verify="race"))
