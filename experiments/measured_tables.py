@@ -8,8 +8,7 @@ Columns marked with = are not measured: they say what the code does now
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments.benchmarks import verify_report
@@ -22,7 +21,6 @@ from experiments.common.report import (
     bytes_text,
     duration_text,
     rows_table,
-    spread,
 )
 from experiments.completions import exact_cells
 from experiments.completions import latency as latency_study
@@ -34,31 +32,6 @@ def latency(files: Files) -> list[str]:
     last = results[-1]
     kinds = [latency_study.by_kind(last, name) for name in last["paths"]]
     return _with_origin(files, latency_study.by_network(results), *kinds)
-
-
-def steps(files: Files) -> list[str]:
-    """Return the seconds of steps of so many positions, network by network, and how many steps of
-    one position they are: medians with the smallest and largest of a step's runs.
-    """
-    results = _sessions(files)
-    sizes = [step["positions"] for step in results[0]["steps"]]
-
-    def seconds(result: dict[str, Any], size: int) -> str:
-        of_size, one = _runs_of(result, size), _runs_of(result, sizes[0])
-        ratio = median(of_size) / median(one)
-        return f"{spread(of_size, lambda x: f'{x:.2f}')}, {ratio:.2f}"
-
-    columns: list[Column[dict[str, Any]]] = [
-        Column("network", lambda result: result["network"]),
-        *(Column(str(size), partial(seconds, size=size)) for size in sizes),
-    ]
-    return _with_origin(files, rows_table(columns, results))
-
-
-def _runs_of(result: dict[str, Any], size: int) -> list[float]:
-    """Return the seconds of a session's measured steps of so many positions."""
-    (step,) = (step for step in result["steps"] if step["positions"] == size)
-    return [run["seconds"] for run in step["runs"]]
 
 
 def verification(files: Files) -> list[str]:

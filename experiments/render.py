@@ -190,7 +190,6 @@ TABLES: dict[str, Tables] = {
     ),
     "speedup": Tables(("speedup",), speedup.tables),
     "backends": Tables(("backends",), speedup.tables),
-    "steps": Tables(("steps",), measured_tables.steps),
     "trees": printed("trees", trees.table, seconds=False),
     "drafts_shipped": printed(
         "drafts_shipped", lambda data: drafts.table(data["runs"]), seconds=False
