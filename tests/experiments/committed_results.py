@@ -26,6 +26,7 @@ MEASURED = re.compile(
 EXACT = f"*Exact: computed from the code, compared with it by the tests; {saved.link('exact')}.*"
 
 
+SUMMARY = "*Sums up sections of these pages, which have the data.*"
 TESTED = re.compile(
     r"\*Tests: `pytest (?P<files>[\w/. ]+)`; run in `make test`"
     r"(?P<slow>, slow ones in `make test-slow`)?\.\*$"
@@ -55,6 +56,13 @@ def origin_mistakes(lines: list[str], under: str, folder: Path) -> list[str]:
     """Return what is wrong with the line under a table of a document in `folder`."""
     if under == EXACT:
         return []
+    if under == SUMMARY:
+        return [
+            f"the row {line[:60]!r} links to no section"
+            for line in lines[2:]
+            if "](" not in (cells := exact_cells.split(line))[-1]
+            and not cells[1].startswith("not tried")
+        ]
     if tested := TESTED.match(under):
         return mistakes_in_rows(lines, tested, folder.parent)
     actual = MEASURED.search(under)

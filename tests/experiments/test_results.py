@@ -29,7 +29,7 @@ from spu_llm.api.defaults import shipped
 from spu_llm.app import cli
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.values import Arith
-from tests.experiments.committed_results import EXACT, MACHINE, origin_mistakes, tables
+from tests.experiments.committed_results import EXACT, MACHINE, SUMMARY, origin_mistakes, tables
 from tests.experiments.headline_results import committed
 from tests.experiments.latency_results import results as latency_results
 
@@ -72,6 +72,7 @@ LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
     [
         (LINE.format(saved.link("right")), ""),
         (EXACT, ""),
+        (SUMMARY, "'| 1 | 2 |' links to no section"),
         ("- A point.", "not where it comes from"),
         (LINE.format("no JSON kept"), "not where it comes from"),
         (LINE.format(saved.link("right")).replace("load 0.1; ", ""), "not where it comes"),
@@ -92,6 +93,12 @@ def test_a_table_without_its_origin_is_found(under: str, wanted: str, tmp_path: 
     ((lines, line),) = tables(f"Text.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n{under}\n")
     failures = origin_mistakes(lines, line, tmp_path)
     assert len(failures) == bool(wanted) and all(wanted in text for text in failures)
+
+
+def test_a_summary_links_to_what_it_sums_up(tmp_path: Path) -> None:
+    rows = "| a | 1 | [b](#b) |\n| c | not tried: no d | |\n"
+    ((lines, line),) = tables(f"Text.\n\n| a | b | c |\n|---|---|---|\n{rows}\n{SUMMARY}\n")
+    assert origin_mistakes(lines, line, tmp_path) == []
 
 
 QUICK = "*Tests: `pytest tests/test_a.py`; run in `make test`.*"
