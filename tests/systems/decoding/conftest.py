@@ -1,5 +1,5 @@
 """Fixtures of completions to generate."""
 
-from tests.systems.decoding.requests import tokenizer
+from tests.systems.decoding.requests import small_blocks, tokenizer
 
-__all__ = ["tokenizer"]
+__all__ = ["small_blocks", "tokenizer"]

@@ -11,10 +11,13 @@ from models.draft import Drafter
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.core.prg import Prg
+from spu_llm.runtime.session import PlaintextSession
+from spu_llm.systems.decoding import request as requests
 from spu_llm.systems.decoding.branching import Chains
 from spu_llm.systems.decoding.client_side import ClientSide
-from spu_llm.systems.decoding.generate import Completion
+from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.secure_model import share_weights
 from tests.kit.models import PRIVATE, PUBLIC, save_tokenizer, tiny_params
 
 PARAMS = tiny_params(PRIVATE, 1)
@@ -58,3 +61,19 @@ def request_for(
     new: int, drafts: int, temperature: float, verify: str = "token", **options: Any
 ) -> Request:
     return Request(len(PROMPT), new, drafts, temperature, verify, **options)
+
+
+def run_plaintext(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> Any:
+    """Return the client's side, and the report, of a completion in plaintext."""
+    completion = Completion.of(PRIVATE, request)
+    client = client_side(tokenizer, completion, seed)
+    session = PlaintextSession()
+    decoder = completion.decoder(session, share_weights(session, PRIVATE, PARAMS))
+    return client, generate(session, completion, decoder, client, provider_stream(seed))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that grow by few rows and, with hidden progress, are packed as soon as can be."""
+    for name, rows in (("_SPARE_ROWS", 4), ("_LEAST_ROWS", 1), ("_ROWS_AT_ONCE", 8)):
+        monkeypatch.setattr(requests, name, rows)

@@ -31,10 +31,8 @@ from tests.systems.decoding.requests import (
     client_side,
     provider_stream,
     request_for,
+    run_plaintext,
 )
-from tests.systems.decoding.test_generate import run_plaintext, small_blocks
-
-__all__ = ["small_blocks"]
 
 SYSTEM, PREFIX = [50, 51, 52, 53, 54], (30, 31, 32)
 NEAR = 0.05  # of a logit: what SPU's functions may be off by, here

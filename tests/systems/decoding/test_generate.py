@@ -28,7 +28,6 @@ from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
-from spu_llm.systems.decoding import request
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.preparation import demand_of
@@ -40,20 +39,12 @@ from tests.kit.models import PRIVATE, PUBLIC
 from tests.systems.decoding.requests import (
     PARAMS,
     PROMPT,
-    SEED,
     client_side,
     provider_stream,
     request_for,
+    run_plaintext,
 )
 from tests.systems.decoding.watching import Watched
-
-
-def run_plaintext(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> Any:
-    completion = Completion.of(PRIVATE, request)
-    client = client_side(tokenizer, completion, seed)
-    session = PlaintextSession()
-    decoder = completion.decoder(session, share_weights(session, PRIVATE, PARAMS))
-    return client, generate(session, completion, decoder, client, provider_stream(seed))
 
 
 def run_two_parties(
@@ -163,13 +154,6 @@ def course_name(r: Request) -> str:
     hidden = " hidden" if r.hide_progress else ""
     chains = f" in {r.candidates} chains" if r.candidates > 1 else ""
     return f"{r.verify} {r.draft_length} at {r.temperature}{hidden}{chains}"
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that grow by few rows and, with hidden progress, are packed as soon as can be."""
-    for name, rows in (("_SPARE_ROWS", 4), ("_LEAST_ROWS", 1), ("_ROWS_AT_ONCE", 8)):
-        monkeypatch.setattr(request, name, rows)
 
 
 @pytest.mark.parametrize("request_", COURSES, ids=course_name)

@@ -272,7 +272,7 @@ def test_every_row_of_a_step_is_counted() -> None:
         ({"verify": "post"}, "--verify token or race"),
         ({"verify": "naive"}, "--verify token or race"),
         ({"verify": "marked"}, "--verify token or race"),
-        ({"temperature": 0.0}, "--temperature 0"),
+        ({"temperature": 0.0, "draft_length": 0}, "without drafts .* --temperature 0"),
     ],
 )
 def test_candidates_that_cannot_be_served(change: dict[str, Any], words: str) -> None:
@@ -523,7 +523,6 @@ def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     for wrong, of, words in (
         (asked(12, 2, 1), mark, elsewhere),
         (plan, race, elsewhere),
-        (plan, None, elsewhere),
         (asked(12, 2, 3), mark, "2 keys .* among 4 or 9 or 16 candidates, found 3"),
     ):
         given = ClientInputs(list(PROMPT), str(pair.public), mark=of)
