@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from protocols.arithmetic.cached import append
-from protocols.functions.aggregation import OwnedBlock, attention_on_shares
+from protocols.functions.aggregation import OwnedBlock, attention_on_shares, owned_blocks
 from protocols.functions.layers import append_rows, lengthen_rows, pick_rows
 from spu_llm.core.approx import approximation
 
@@ -46,6 +46,23 @@ class Block(NamedTuple):
     @property
     def positions(self) -> int:
         return int(self.keys[0].shape[1])
+
+
+class EncoderDecoderCache(NamedTuple):
+    """What a decoder keeps: its own rows, and the rows of the source that cross-attention looks at.
+    The source is encoded once, and its rows never roll back; no layers: it is not encoded yet.
+    """
+
+    own: Block
+    source: Block
+
+    @property
+    def positions(self) -> int:
+        return self.own.positions
+
+
+Cache = Block | EncoderDecoderCache
+CacheT = TypeVar("CacheT", Block, EncoderDecoderCache)
 
 
 class Prefix(NamedTuple):
@@ -79,6 +96,7 @@ class Rows(NamedTuple):
     # [lane, n, row of the cache's own], itself included: bool; or int32, 0 or HIDDEN
     visible: Array
     at: Array | int  # public: the cache's own row that the first of them is written to
+    bias: Array | None = None  # [lane * head, n, row of the cache]: added to scores
 
     @property
     def hidden(self) -> bool:
@@ -86,19 +104,23 @@ class Rows(NamedTuple):
         return self.visible.dtype != jnp.bool_
 
 
-def lengthened(block: Block, positions: int) -> Block:
+def lengthened(block: CacheT, positions: int) -> CacheT:
     """Lengthen the block with unwritten rows to `positions` rows in all."""
+    if isinstance(block, EncoderDecoderCache):
+        return block._replace(own=lengthened(block.own, positions))
     keys, values = (
         tuple(lengthen_rows(rows, positions=positions) for rows in part) for part in block
     )
     return Block(keys, values)
 
 
-def packed(block: Block, kept: Array, positions: int, inside: int = 0) -> Block:
+def packed(block: CacheT, kept: Array, positions: int, inside: int = 0) -> CacheT:
     """Return a block with `inside` prefix rows, which are copied from `block`, and `positions` rows
     after them: first the rows number `kept` (int32 [lane, m], counted after the prefix; -1: a row
     of zeros) of `block`, then unwritten rows. All other rows of `block` are dropped.
     """
+    if isinstance(block, EncoderDecoderCache):
+        return block._replace(own=packed(block.own, kept, positions, inside))
     layers, (lanes, m) = len(block.keys), kept.shape
     whole = [*block.keys, *block.values]
     rows = jnp.concatenate([part[:, inside:] for part in whole])  # [part * lane * head, row, d]
@@ -192,12 +214,13 @@ def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, 
     """Compute attention block by block in plaintext, all with one shift, the largest visible score,
     so that the masses and numerators of blocks add up.
     """
-    owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
+    owned, bias = owned_blocks(blocks)
     shown = [_shown(b) for b in owned]
-    scores = [
-        jnp.where(s, query @ b.keys.transpose(0, 2, 1), SCORE_FLOOR)
-        for s, b in zip(shown, owned, strict=True)
-    ]
+    products = [query @ b.keys.transpose(0, 2, 1) for b in owned]
+    if bias is not None:
+        (product,) = products
+        products = [product + bias]
+    scores = [jnp.where(s, z, SCORE_FLOOR) for s, z in zip(shown, products, strict=True)]
     shift = jnp.max(jnp.concatenate(scores, axis=-1), axis=-1, keepdims=True)
     weights = [jnp.where(s, jnp.exp(z - shift), 0.0) for s, z in zip(shown, scores, strict=True)]
     masses = [jnp.sum(w, axis=-1, keepdims=True) for w in weights]
@@ -219,9 +242,13 @@ def _total(terms: Sequence[Array]) -> Array:
 _attention = approximation("attention", reference=_attend, on_shares=attention_on_shares)
 
 
-def attend(query: Array, blocks: Sequence[OwnedBlock], largest_score: float) -> Any:
+def attend(
+    query: Array, blocks: Sequence[OwnedBlock], largest_score: float, bias: Array | None = None
+) -> Any:
     """Return attention of `query` [head, query, head_dim] (already scaled) over `blocks`, in the
-    shape of `query`, and an int32 that is positive if a value left its range. No visible score may
-    be larger than `largest_score`.
+    shape of `query`, and an int32 that is positive if a value left its range. `bias` [head, query,
+    row] is added to the scores of a single block. No visible score may be larger than
+    `largest_score` then.
     """
-    return _attention(query, *(x for b in blocks for x in b), largest_score=largest_score)
+    biases = () if bias is None else (bias,)
+    return _attention(query, *(x for b in blocks for x in b), *biases, largest_score=largest_score)

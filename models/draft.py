@@ -6,7 +6,7 @@ A `Proposer` drafts; the one in `models.ngrams` needs no model.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.cache import Block, rows_after
+from models.cache import Cache, rows_after
+from models.encoder_decoder import encoded
 from models.family import ModelConfig, Params, family_of
 
 # A draft for a position of the text from logits [vocab], and the distribution it was drawn from.
@@ -59,7 +60,8 @@ class Proposer:
 
 @dataclass
 class Drafter(Proposer):
-    """A public model that proposes tokens after a context of up to `capacity` tokens.
+    """A public model that proposes tokens after a context of up to `capacity` tokens, not counted
+    the `source` at its beginning, which an encoder reads where the model has one.
 
     The cache follows the context it is given: rows of tokens that it has already seen are kept, and
     rejected tokens are rolled back by setting the length back. The constructor compiles the model,
@@ -69,13 +71,17 @@ class Drafter(Proposer):
     config: ModelConfig
     params: Params
     capacity: int
+    source: Sequence[int] = ()
     _seen: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._shared: Block = self.config.empty_cache(self.capacity + WIDTH)
+        self._shared: Cache = self.config.empty_cache(self.capacity + WIDTH)
         self._step = jax.jit(partial(_draft_step, self.config))
         self._weights = jax.device_put(family_of(self.config).fold(self.params, self.config))
-        self.logits([0])
+        if self.config.encodes:
+            encode = jax.jit(partial(encoded, self.config))
+            self._shared = encode(self._weights, np.array(self.source, np.int32), self._shared)
+        self.logits([*self.source, 0])
         self._seen = []
 
     @property
@@ -84,6 +90,7 @@ class Drafter(Proposer):
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Return logits [vocab] after `tokens`, feeding only tokens that the cache lacks."""
+        tokens = tokens[len(self.source) :]
         same = len(os.path.commonprefix([self._seen, tokens[:-1]]))
         self._seen = self._seen[:same]
         for start in range(same, len(tokens), WIDTH):
@@ -103,10 +110,10 @@ def _draft_step(
     config: ModelConfig,
     weights: Params,
     tokens: jax.Array,
-    cache: Block,
+    cache: Cache,
     length: jax.Array,
     last: jax.Array,
-) -> tuple[jax.Array, Block]:
+) -> tuple[jax.Array, Cache]:
     """Return logits [vocab] after tokens[last], and the cache with all tokens. Tokens after `last`
     are padding: no token before them sees them, and later calls write over their rows.
     """

@@ -51,6 +51,7 @@ _MODULES = {
     "llama": "models.llama",
     "mistral": "models.mistral",
     "qwen2": "models.qwen2",
+    "t5": "models.t5",
 }
 
 
@@ -68,6 +69,7 @@ class ModelConfig(Ranges):
     context_name: ClassVar[str]  # with the positions of a text at most,
     width_names: ClassVar[tuple[str, ...]]  # with sizes that grow together, the stream's first,
     epsilon_name: ClassVar[str]  # and with what norms add to mean squares
+    encodes: ClassVar[bool] = False  # whether an encoder reads the prompt before text is written
 
     vocab_size: int
 
@@ -83,7 +85,7 @@ class ModelConfig(Ranges):
 
     def _check_sites(self) -> None:
         for names, sites in (
-            (("norm_low", "norm_high"), 2 * self.layers + 1),
+            (("norm_low", "norm_high"), self.norms),
             (("largest_activation", "largest_score", "longest_inner"), self.layers),
         ):
             for name in names:
@@ -106,6 +108,20 @@ class ModelConfig(Ranges):
     def layers(self) -> int:
         """Return the number of blocks, each of which has a cache."""
         return int(getattr(self, self.layers_name))
+
+    @property
+    def norms(self) -> int:
+        """Return the number of norms, each of which has a range."""
+        return 2 * self.layers + 1
+
+    @property
+    def first_norms(self) -> tuple[int, ...]:
+        """Return the numbers of the norms of embeddings."""
+        return (0,)
+
+    def repeats(self, name: str) -> int:
+        """Return how many tensors of a checkpoint have this name, with {} for their number."""
+        return self.layers
 
     @property
     def context(self) -> int:
@@ -293,7 +309,7 @@ class Layer:
             self.prefix, self.number, self.keys, self.values, visible, heads // shared
         )
         largest = ranges.of_site(self.config.largest_score, self.number)
-        out, self.outside = attend(grouped, blocks, largest)
+        out, self.outside = attend(grouped, blocks, largest, self.rows.bias)
         return join_heads(out.reshape(heads, n, size), self.lanes)
 
 
@@ -325,6 +341,7 @@ class Family:
     attention(x, layer), mlp(x, layer)
         -> what the layer adds to the residual stream, [L n, d], given normalised rows x [L n, d].
     angles(config, rows)    -> what attention needs of positions that enter in every block.
+    public                  names of folded weights that both parties of a session know.
     """
 
     config: type[ModelConfig]
@@ -341,6 +358,11 @@ class Family:
     mlp: Callable[[Array, Layer], Array]
     angles: Callable[[Any, Rows], Any] = lambda config, rows: None
     transposed: Collection[str] = ()
+    public: tuple[str, ...] = ()
+
+    def bounds_of_all(self, weights: Any, config: Any) -> list[Bounds]:
+        """Return `bounds` of every block, in the order of their ranges."""
+        return [self.bounds(block, config) for block in weights["blocks"]]
 
     def forward(
         self,
@@ -368,7 +390,7 @@ class Family:
             weights["blocks"], config, x, rows, cache, prefix, normalise, ends
         )
         normed, count = config.normalised(x, -1, scale, normalise, unchecked)
-        outside[_norm_name(len(weights["blocks"]), "last norm", unchecked)] = count
+        outside[norm_name(len(weights["blocks"]), "last norm", unchecked)] = count
         return normed, written, outside
 
     def through(
@@ -416,7 +438,7 @@ class Family:
             normed, count = config.normalised(x, site, 1.0, normalise, unchecked)
             block, second = divmod(2 * first + site, 2)
             name = f"norm of {'feed-forward' if second else 'attention'} in block {block}"
-            outside[_norm_name(block, name, unchecked)], unchecked = count, None
+            outside[norm_name(block, name, unchecked)], unchecked = count, None
             return normed
 
         cached = zip(blocks, cache.keys, cache.values, strict=True)
@@ -450,7 +472,7 @@ class Family:
             return product + matrix["bias"] * scale if "bias" in matrix else product
 
 
-def _norm_name(block: int, name: str, unchecked: Unchecked | None) -> str:
+def norm_name(block: int, name: str, unchecked: Unchecked | None) -> str:
     """Return the name of a norm of a block, together with the site in the block before it that the
     norm's messages also check, if any.
     """
@@ -505,12 +527,11 @@ def bounds_of(weights: Any, config: ModelConfig) -> ModelBounds:
     """Return the largest sizes that activations on shares can reach with these folded weights.
     InputError for NaN or infinite weights.
     """
-    blocks = bounds_of_blocks(weights["blocks"], config)
+    _check_finite(weights)
     tokens, positions = tables_of(weights, config)
-    _check_finite([weights["head"], tokens, positions])
     last = Linear.of(weights["head"])
     return ModelBounds(
-        blocks,
+        _with_slack(family_of(config).bounds_of_all(weights, config)),
         linear=ranges.SLACK * last.largest_product(config.width),
         spread=ranges.SLACK * 2 * last.largest(config.width),
         entry=ranges.SLACK * max(float(np.max(np.abs(table))) for table in (tokens, positions)),
@@ -530,7 +551,10 @@ def bounds_of_blocks(blocks: Sequence[Params], config: ModelConfig) -> list[Boun
     InputError for NaN or infinite weights.
     """
     _check_finite(blocks)
-    bounds = [family_of(config).bounds(block, config) for block in blocks]
+    return _with_slack([family_of(config).bounds(block, config) for block in blocks])
+
+
+def _with_slack(bounds: Sequence[Bounds]) -> list[Bounds]:
     return [Bounds(*(ranges.SLACK * bound for bound in of_block)) for of_block in bounds]
 
 

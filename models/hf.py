@@ -30,27 +30,32 @@ from spu_llm.core.errors import InputError
 HEAD = "lm_head.weight"  # in a checkpoint; of a tied head a copy may be there
 
 
-def load_config(directory: Path, ranges_file: Path | None = None) -> ModelConfig:
+def load_config(
+    directory: Path, ranges_file: Path | None = None, *, encoders: bool = False
+) -> ModelConfig:
     """Return the shape in `directory/config.json`, with the vocabulary of
     `directory/tokenizer.json`, if it exists, and the ranges in `ranges_file`, if given, or else in
-    `directory/ranges.json`, if it exists. Weights are not read.
+    `directory/ranges.json`, if it exists. Weights are not read. InputError, unless `encoders` are
+    wanted, too, for a model whose prompt an encoder reads.
     """
-    config = _stored_config(directory, ranges_file)
+    config = _stored_config(directory, ranges_file, encoders)
     return replace(config, vocab_size=_vocabulary(directory, config))
 
 
-def _stored_config(directory: Path, ranges_file: Path | None) -> ModelConfig:
+def _stored_config(
+    directory: Path, ranges_file: Path | None, encoders: bool
+) -> ModelConfig:
     """Return the configuration of `load_config`, but with the weights' vocabulary size, padding
     included.
     """
-    config = _stored_shape(directory)
+    config = _stored_shape(directory, encoders)
     stored = ranges_file or Path(directory) / RANGES_FILE
     if ranges_file is None and not stored.exists():
         return config
     return _with_ranges(config, stored, _read_object(stored, "spu-llm calibrate writes one"))
 
 
-def _stored_shape(directory: Path) -> ModelConfig:
+def _stored_shape(directory: Path, encoders: bool) -> ModelConfig:
     path = Path(directory) / CONFIG_FILE
     raw = _read_object(path)
     try:
@@ -59,6 +64,11 @@ def _stored_shape(directory: Path) -> ModelConfig:
         raise InputError(f"{path} {error}") from None
     except ValueError as error:
         raise InputError(f"{path} describes no model that works here: {error}") from None
+    if config.encodes and not encoders:
+        raise InputError(
+            f"{path} is of a {config.title} model, whose prompt an encoder reads; such a model "
+            "completes texts (serve, generate), and does nothing else here"
+        )
     return config
 
 
@@ -97,14 +107,20 @@ def _with_ranges(config: ModelConfig, path: Path, raw: Mapping[str, Any]) -> Mod
         raise InputError(f"{path} has ranges that cannot be: {error}; calibrate again") from None
 
 
-def load_model(directory: Path, ranges_file: Path | None = None) -> tuple[ModelConfig, Params]:
+def load_model(
+    directory: Path, ranges_file: Path | None = None, *, encoders: bool = False
+) -> tuple[ModelConfig, Params]:
     """Return configuration (`load_config`) and parameters (float32 numpy arrays) of a model."""
-    return _loaded(directory, _stored_config(directory, ranges_file))
+    return _loaded(directory, _stored_config(directory, ranges_file, encoders))
 
 
-def load_uncalibrated(directory: Path) -> tuple[ModelConfig, Params]:
-    """Return configuration and parameters of a model with default ranges, ignoring stored ones."""
-    return _loaded(directory, _stored_shape(directory))
+def load_uncalibrated(
+    directory: Path, *, encoders: bool = False
+) -> tuple[ModelConfig, Params]:
+    """Return configuration and parameters of a model with default ranges, ignoring stored ones;
+    errors of `load_config`.
+    """
+    return _loaded(directory, _stored_shape(directory, encoders))
 
 
 def _loaded(directory: Path, stored: ModelConfig) -> tuple[ModelConfig, Params]:
@@ -162,12 +178,27 @@ def _tensors(config: ModelConfig, params: Params) -> Iterator[Tensor]:
     """Yield every parameter of a model; `params`: the parameters, or their shapes."""
     family = family_of(config)
     for name, place in family.names.items():
-        if place[0] not in params:
+        if not _has(params, place):
             continue
-        for layer in range(config.layers) if "{}" in name else (0,):
+        for layer in range(config.repeats(name)) if "{}" in name else (0,):
             path = tuple(layer if part == "{}" else part for part in place)
             shape = tuple(_at(params, path).shape)
             yield Tensor(name.format(layer), path, shape, place[-1] in family.transposed)
+
+
+def _has(params: Params, place: tuple[str, ...]) -> bool:
+    """Tell whether the model has the parameter at a path, in its first block where it has several;
+    a head that is tied, or a matrix of another variant, it has not.
+    """
+    node: Any = params
+    for part in place:
+        if part == "{}":
+            node = node[0]
+        elif part not in node:
+            return False
+        else:
+            node = node[part]
+    return True
 
 
 def _at(node: Any, path: tuple[str | int, ...]) -> Any:
@@ -181,7 +212,7 @@ def stored_tensors(directory: Path, weights: Weights) -> list[Tensor]:
     tied head where there is one; all are checked for type and shape. InputError when one is
     missing.
     """
-    config = _stored_config(directory, None)
+    config = _stored_config(directory, None, True)
     expected = _expected(weights, config, _shapes(config))
     copies = {HEAD} & weights.places.keys() - {tensor.name for tensor in expected}
     stored = expected + [expected[0]._replace(name=name) for name in copies]
@@ -209,7 +240,8 @@ def _expected(weights: Weights, config: ModelConfig, params: Params) -> list[Ten
     for tensor in expected:
         if tensor.name not in names:
             raise InputError(f"{weights.path} has no tensor {tensor.name}; save the model again")
-    if names & {file_name(name.format(config.layers)) for name in family.names if "{}" in name}:
+    more = {file_name(n.format(config.repeats(n))) for n in family.names if "{}" in n}
+    if names & more:
         raise InputError(
             f"{weights.path} has more layers than {config.layers_name} = {config.layers} in "
             f"{CONFIG_FILE}; use the config.json that belongs to these weights"

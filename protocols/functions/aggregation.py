@@ -74,22 +74,37 @@ def tile_for(positions: int) -> int:
 
 def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple[Any, Any]:
     """Compute the attention [head, n, d] of shared queries [head, n, d] over `OwnedBlock`s, given
-    field by field, and an int32 that is positive if a sum left its range. No visible score is
-    larger than the public `largest_score`.
+    field by field, and an int32 that is positive if a sum left its range. After a single block may
+    come what is added to its scores. No visible score is larger than the public `largest_score`.
     """
-    owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
+    owned, bias = owned_blocks(blocks)
     secret = any(block.visible.dtype != jnp.bool_ for block in owned)
-    return with_one_maximum(query, owned, score_bits(largest_score, secret))
+    return with_one_maximum(query, owned, score_bits(largest_score, secret), bias)
 
 
-def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tuple[Any, Any]:
+def owned_blocks(fields: Sequence[Any]) -> tuple[list[OwnedBlock], Any]:
+    """Return the blocks that are given field by field, and what is added to scores, [head, n, t],
+    if it comes after the fields; else None.
+    """
+    whole = len(fields) // 3 * 3
+    blocks = [OwnedBlock(*fields[i : i + 3]) for i in range(0, whole, 3)]
+    return blocks, fields[whole] if len(fields) > whole else None
+
+
+def with_one_maximum(
+    query: Any, blocks: Sequence[OwnedBlock], bits: int, bias: Any = None
+) -> tuple[Any, Any]:
     """Compute the attention over all blocks with one maximum. 1. Scores of all blocks, not
-    truncated. 2. Weights under one maximum, and the inverse of their sum. 3. Numerators, while the
-    inverse is under way. 4. Normalised.
+    truncated, plus `bias` [head, n, t], which is one's own or the parties' and costs no message.
+    2. Weights under one maximum, and the inverse of their sum. 3. Numerators, while the inverse is
+    under way. 4. Normalised.
     """
     heads, n, d = query.shape
     # 1.
-    rows = _scores(query, blocks).reshape(heads * n, -1)
+    scores = _scores(query, blocks)
+    if bias is not None:
+        scores = scores + bias * float(1 << FRAC_BITS)
+    rows = scores.reshape(heads * n, -1)
     # 2.
     weights, _ = softmax_weights(rows, _seen(blocks), bits)
     inverse, outside = reciprocal_of_sums(jnp.sum(weights, axis=-1), rows.shape[1])

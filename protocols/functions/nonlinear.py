@@ -5,6 +5,7 @@ are comparisons. Errors, messages and bytes: `spu-llm bench op` and
 tests/protocols/test_nonlinear.py, which asserts what is said here.
 
                   messages   error
+relu              6          1.0e-3 (absolute)
 gelu, silu        10         3.0e-3, 9.8e-3 (absolute; `protocols.functions.piecewise.quadratics`,
                              whose dropped bits may add a unit a threshold)
 reciprocal, rsqrt 10         3e-4, 2e-4 (relative; `protocols.functions.piecewise.lines`)
@@ -36,10 +37,12 @@ from protocols.arithmetic.narrow import FRAC_BITS, narrow
 from protocols.arithmetic.product import scale_rows, sum_squares
 from protocols.arithmetic.projection import LONGEST, bound, least_bits, project
 from protocols.bits.convert import to_arith
+from protocols.bits.mux import mux
 from protocols.bits.thresholds import below
 from protocols.functions.exponential import COARSE, FINE_BITS, REACH, bound_of, exponentials_below
 from protocols.functions.in_range import count_outside
 from protocols.functions.piecewise import (
+    UNIT_BITS,
     Lines,
     Quadratics,
     Untruncated,
@@ -176,6 +179,24 @@ gelu = _activation("gelu", lambda x: jax.nn.gelu(x, approximate=True), PIECES["g
 
 silu = _activation("silu", jax.nn.silu, PIECES["silu"])
 """SiLU; |x| <= 240, or what `bits` = `activation_bits(largest)` holds."""
+
+
+_RELU_BITS = 6  # fraction bits of a comparison with zero, more than activations' 4
+
+
+def _relu_on_shares(x: Any, *, bits: int = _BITS) -> Any:
+    """Compute x less x where x < 0: the sign of narrow x, then bits times words."""
+    bits += _RELU_BITS
+    top = narrow(x, drop=FRAC_BITS - UNIT_BITS - _RELU_BITS, bits=bits)
+    (negative,) = below(top[..., None], thresholds=((0,),), bits=bits)
+    return x - mux(negative, x)
+
+
+relu = approximation(
+    "relu", reference=lambda x, bits=0: jax.nn.relu(x), on_shares=_relu_on_shares
+)
+"""ReLU, off by 2^-10 at most, where x is as near to zero; |x| <= 240, or what `bits` =
+`activation_bits(largest)` holds."""
 
 
 # ---- reciprocals

@@ -126,7 +126,7 @@ def complete(
     Stops.of(inputs.stop, call.tokenizer)
     _check(call)
     if provider.server is None:
-        call.request.check(load_config(provider.model, provider.ranges))
+        call.request.check(load_config(provider.model, provider.ranges, encoders=True))
 
     first_token: list[float] = []
 
@@ -178,7 +178,7 @@ def _check(call: CompletionCall) -> None:
     """
     call.request.check_options()
     if call.request.draft_length and call.inputs.draft_dir is not None:
-        load_model(Path(call.inputs.draft_dir))
+        load_model(Path(call.inputs.draft_dir), encoders=True)
 
 
 def _completion(

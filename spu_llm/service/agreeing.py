@@ -212,6 +212,11 @@ def check_request(
     program: Program, request: Any, model: ModelConfig, before: SystemPromptShape
 ) -> None:
     """Raise InputError for what cannot run with this model, or after the provider's own text."""
+    if model.encodes and not program.encoders:
+        raise InputError(
+            f"the provider serves a {model.title} model, whose prompt an encoder reads: it "
+            f"completes texts (generate), and has no {program.name}"
+        )
     program.check(request, before.left(model))
 
 

@@ -136,7 +136,7 @@ def serve(
     """
     # What is wrong is said now, not in the middle of a session.
     root = default_directory("provider")
-    config, params = load_model(options.model, options.ranges)
+    config, params = load_model(options.model, options.ranges, encoders=True)
     weights = options.system.place(params, config)
     del params  # all workers use those in one place
     try:

@@ -136,7 +136,8 @@ class Program:
     for what cannot be run with the provider's model. text: the parties need one tokenizer.
     needs_pool: the provider must keep correlated randomness. keeps_hints: hints of the weights
     outlive the session. spu: SPU's settings; None: `run` gets a `PlainSession`, and there is no
-    SPU. backends: what may compute its forwards. admit: InputError for what a provider that brings
+    SPU. backends: what may compute its forwards. encoders: models whose prompt
+    an encoder reads are served, too. admit: InputError for what a provider that brings
     this, and this model, does not serve: its supervisor asks first, and what that says the client
     is told.
     """
@@ -151,6 +152,7 @@ class Program:
     keeps_hints: bool = True
     spu: SpuConfig | None = SpuConfig()
     backends: tuple[str, ...] = (OWN,)
+    encoders: bool = False
     hears: bool = False
     admit: Callable[[Any, ProviderInputs, ModelConfig], None] = served_whole
 

@@ -44,7 +44,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     check_output(options.out, "--out")
     if options.out is None and options.model.is_dir() and not os.access(options.model, os.W_OK):
         raise InputError(f"{options.model} is read-only; give --out FILE, and serve --ranges FILE")
-    config, params = load_uncalibrated(options.model)
+    config, params = load_uncalibrated(options.model, encoders=True)
     texts, public = calibration_texts.texts_of(options, config.context)
     chosen = calibrated(config, params, texts, public)
     save_ranges(out, chosen)

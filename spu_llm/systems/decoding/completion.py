@@ -90,7 +90,7 @@ def held_weights(
     provider = job.of_provider
     if provider is not None and provider.weights is not None:
         return private_tree(session, PROVIDER, _placed, part.shapes(config), provider, config, part)
-    params = None if provider is None else load_model(Path(provider.model_dir))[1]
+    params = None if provider is None else load_model(Path(provider.model_dir), encoders=True)[1]
     return share_weights(session, config, params, part)
 
 
@@ -130,7 +130,7 @@ def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> 
     return ClientSide(
         prompt=inputs.prompt,
         tokenizer=tokenizer,
-        drafter=drafter_of(inputs.draft_dir, completion, inputs.ngrams),
+        drafter=drafter_of(inputs.draft_dir, completion, inputs.ngrams, inputs.prompt),
         verifier=rule,
         streams=streams,
         stop=inputs.stop,
@@ -163,19 +163,29 @@ def _rules(
 
 
 def drafter_of(
-    directory: str | None, completion: Completion, ngrams: bool = False
+    directory: str | None,
+    completion: Completion,
+    ngrams: bool = False,
+    prompt: Sequence[int] = (),
 ) -> Proposer | None:
     """Return what drafts all of a completion: the public model in `directory`, with n-grams of the
     text if these are to draft, too; without a model, n-grams alone; None where nothing is drafted.
+    `prompt`: what an encoder reads, and the token after it.
     """
     if not (drafts := completion.request.draft_length):
         return None
     vocab = completion.layout.config.vocab_size
     if directory is None:
         return Ngrams(vocab)
-    config, params = load_model(Path(directory))
+    config, params = load_model(Path(directory), encoders=True)
+    private = completion.layout.config
+    if config.encodes != private.encodes:
+        raise InputError(
+            f"a {config.title} model does not draft for a {private.title} model: only one of them "
+            "reads a prompt with an encoder; give another --draft-model"
+        )
     rows = len(completion.request.public_prefix) + completion.layout.live_rows + drafts
-    model = Drafter(config, params, rows)
+    model = Drafter(config, params, rows, prompt[:-1] if config.encodes else ())
     return Ngrams(vocab, model) if ngrams else model
 
 

@@ -66,11 +66,12 @@ class Decoder:
             raise ValueError(f"`{judge.name}` opens how many drafts stay: rows cannot be hidden")
         self._session, self._layout, self._judge, self._weights = session, layout, judge, weights
         self._programs = build(layout, judge)  # type: ignore[arg-type]  # frozen
-        self._rows = TextRows(layout.prompts, layout.branches)
+        self._rows = TextRows(layout.begun, layout.branches)
         self._written = self._rows.written  # as both know it
         self._shared: Any = None
         self._prefix: Any = None
         self._hidden: Any = None  # which rows of the prefix hold no text
+        self._public: Any = None  # weights that both know, from the prefill on
         assert (text is None) == (layout.prefix == 0)
         if text is not None:
             self._prefix = session.call(self._programs.prefix, weights, *text)
@@ -89,6 +90,7 @@ class Decoder:
         of the step that may follow, whose correlations may be made meanwhile; None: there is none.
         """
         self.demand = Demand()
+        self._public = self._session.call(self._programs.public, self._weights)
         return self._forward(
             0, then, self._programs.prefill, prompts, *inputs, self._prefix, self._hidden
         )
@@ -135,7 +137,7 @@ class Decoder:
             return function.results(*args)
 
         prompts, inputs = layout.rows_in(max(layout.prompts)), self.judge_shapes(1)
-        prefix = self._prefix, self._hidden
+        prefix, public = (self._prefix, self._hidden), run(programs.public, self._weights)
         _, _, shared, _ = run(programs.prefill, self._weights, prompts, *inputs, *prefix)
         for size in layout.sizes:
             if layout.inside + size > shared.positions:
@@ -151,6 +153,7 @@ class Decoder:
                     shared,
                     shape((), np.int32),
                     *prefix,
+                    public,
                 )
         if layout.packs:
             kept = shape((layout.lanes, layout.live_rows), np.int32)
@@ -264,6 +267,7 @@ class Decoder:
             at,
             self._prefix,
             self._hidden,
+            self._public,
         )
 
     def _forward(

@@ -18,7 +18,7 @@ from jax import Array
 from models.family import ModelConfig
 from protocols.verification.variants import Verifier
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.errors import WireError
+from spu_llm.core.errors import InputError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.settings import OWN
@@ -63,6 +63,8 @@ class Completion:
         """Return the completion of a request to a model, whose forwards `backend` computes. Raise
         InputError when the request does not fit the model, after the provider's own text.
         """
+        if config.encodes and before.rows:
+            raise InputError(f"nothing comes before what a {config.title} model reads")
         left = before.left(config)
         request.check(left)
         request.check_before(before)
@@ -303,5 +305,7 @@ def declare(session: Session, completion: Completion) -> None:
             session.ledger.declare(learner, "whether activations left their ranges, which ends it")
         session.ledger.declare(PROVIDER, "whether the client had the weights' hint already")
     session.ledger.declare(CLIENT, "ranges of the model's activations, by powers of two")
+    if layout.config.encodes:
+        session.ledger.declare(CLIENT, "the decoder's relative position bias")
     if layout.config.public_rows:
         session.ledger.declare(CLIENT, "how many first tokens of a text these do not hold for")

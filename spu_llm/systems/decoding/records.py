@@ -99,6 +99,7 @@ COMPLETION = Program(
     ClientInputs,
     Request.check,
     backends=BACKENDS,
+    encoders=True,
     admit=admit,
 )
 PREPARATION = Program(
@@ -107,6 +108,7 @@ PREPARATION = Program(
     PrepareRequest,
     check=PrepareRequest.check,
     needs_pool=True,
+    encoders=True,
     admit=admit,
 )
 CHAT = Program(

@@ -99,11 +99,29 @@ class GenerationRequest:
         config.check_public(len(self.public_prefix), "give --public-prefix TEXT")
         if any(not 0 <= token < config.vocab_size for token in self.public_prefix):
             raise InputError("the public prefix has tokens that the model lacks")
+        if config.encodes:
+            self._check_source(config)
+            return
         room = self._room(config)
         if self.prompt_tokens >= room:
             raise InputError(
                 f"the prompt has {self.prompt_tokens} tokens, but the model's context is "
                 f"{config.context}{self._taken()}; shorten it to {max(0, room - 1)} or fewer"
+            )
+
+    def _check_source(self, config: ModelConfig) -> None:
+        """Raise InputError when the encoder cannot read the prompt, whose last token is the one
+        that the text begins with.
+        """
+        if self.public_prefix:
+            raise InputError(
+                f"a {config.title} model reads all of a prompt at once, so none of it is computed "
+                "before; leave --public-prefix out"
+            )
+        if not 2 <= self.prompt_tokens <= config.context + 1:
+            raise InputError(
+                f"the prompt has {self.prompt_tokens - 1} tokens, but the model reads 1 to "
+                f"{config.context}; shorten it"
             )
 
     def check_options(self) -> None:
@@ -128,9 +146,15 @@ class GenerationRequest:
         """
         return max(1, self.limit(config) - 1)
 
+    def begun(self, config: ModelConfig) -> int:
+        """Return how many rows of the cache the prefill writes: the prompt's, or where an encoder
+        reads the prompt, the row of its last token, from which the text goes on.
+        """
+        return 1 if config.encodes else self.prompt_tokens
+
     def live_rows(self, config: ModelConfig) -> int:
         """Return how many rows the text has at most while it goes on."""
-        return self.prompt_tokens + self.limit(config)
+        return self.begun(config) + self.limit(config)
 
     def capacity(self, config: ModelConfig) -> int:
         """Return how many rows the shared cache block has at most, room for a step's drafts
@@ -148,14 +172,14 @@ class GenerationRequest:
 
     def _most_written(self, config: ModelConfig) -> int:
         """Return how many rows the prompt and all steps write at most, rejected drafts included."""
-        return self.prompt_tokens + self.most_steps(config) * self.step_rows
+        return self.begun(config) + self.most_steps(config) * self.step_rows
 
     def sizes(self, config: ModelConfig, prefix: int = 0) -> tuple[int, ...]:
         """Return the sizes that the block has one after the other, in rows: each some quarter more
         than the one before. All of them, with `prefix` rows before, have tiles of one size
         (`protocols.functions.aggregation.tile_for`), so that no row moves.
         """
-        most, size = self.capacity(config), self.prompt_tokens + self.step_rows
+        most, size = self.capacity(config), self.begun(config) + self.step_rows
         size = max(_LEAST_ROWS - prefix, _rounded(size))
         sizes = []
         while size + _ROWS_AT_ONCE // 2 < most:
@@ -165,7 +189,7 @@ class GenerationRequest:
 
     def limit(self, config: ModelConfig) -> int:
         """Return how many tokens can be generated: as asked, and within the model's context."""
-        return min(self.max_new_tokens, self._room(config) - self.prompt_tokens)
+        return min(self.max_new_tokens, self._room(config) - self.begun(config))
 
     def _room(self, config: ModelConfig) -> int:
         """Return how many positions there are for prompt and completion."""

@@ -24,6 +24,7 @@ from models.family import ModelConfig, Outside, Params, family_of
 from protocols.arithmetic.known_rows import known_rows
 from protocols.functions.in_range import when_in_range
 from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.reveal import reveal
 from spu_llm.core.settings import OWN
 from spu_llm.core.values import PROVIDER, Owner
 from spu_llm.runtime.session import Session, private_tree
@@ -43,10 +44,13 @@ class SecureModel(NamedTuple):
         (`protocols.arithmetic.known_rows`); few rows go into the shared block, as shares of which
         the client's are zero. tokens: int32, of all rows; hidden: int32, of the first m, HIDDEN
         where they hold no text.
+    public(weights)
+        -> those weights by name that both parties know in a session (`Family.public`), which it
+        opens.
     prefill(weights, tokens [lane, n], client, provider, prefix, hidden)
         -> outcome to the client, accepted counts (0), shared block, and the prefix, which is opened
         by now. The last row of every lane is judged.
-    decode(weights, tokens [lane, n], place, client, provider, shared, at, prefix, hidden)
+    decode(weights, tokens [lane, n], place, client, provider, shared, at, prefix, hidden, public)
         -> outcome to the client, accepted counts, shared block with the rows written from `at` on,
         and the prefix.
     extend: as decode, but the last row of every lane alone is judged: text that is there already.
@@ -55,6 +59,7 @@ class SecureModel(NamedTuple):
     """
 
     prefix: SecureFunction
+    public: SecureFunction
     prefill: SecureFunction
     decode: SecureFunction
     extend: SecureFunction
@@ -105,6 +110,11 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
         block = family.forward(weights, config, x, at, config.empty_cache(n))[1]
         return jax.tree.map(lambda rows: known_rows(jnp.tile(rows, (layout.lanes, 1, 1))), block)
 
+    def public(weights: Any) -> Params:
+        label = "relative position bias"
+        names = family.public
+        return {name: reveal(weights[name], to=Owner.PUBLIC, label=label) for name in names}
+
     def after(prefix: Block | None, hidden: Array | None) -> Prefix | None:
         if prefix is None or hidden is None:
             return None
@@ -118,8 +128,7 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
         prefix: Block | None,
         hidden: Array | None,
     ) -> tuple[Any, Any, Block, Block | None]:
-        lanes, n = given.shape[:2]
-        capacity = layout.sizes[0]
+        lanes, n, capacity = layout.lanes, max(layout.begun), layout.sizes[0]
         # Padding comes last, so that no row of the text sees it.
         visible = jnp.broadcast_to(see(0, n, capacity), (lanes, n, capacity))
         positions = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (lanes, n))
@@ -127,7 +136,7 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
         if prefix is not None and layout.inside:
             cache = begun(cache, prefix)
         at, before = Rows(positions, visible, 0), after(prefix, hidden)
-        ends = part.prompt_ends(layout.prompts)
+        ends = part.prompt_ends(layout.begun)
         rows, shared, outside = part.forward(layout, weights, given, at, cache, before, ends)
         return *judged(weights, rows, outside, client, provider), shared, prefix
 
@@ -141,8 +150,10 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
         at: Array,
         prefix: Block | None,
         hidden: Array | None,
+        public: Params,
     ) -> tuple[Any, Any, Block, Block | None]:
-        rows, shared, outside = after_shared(weights, given, place, shared, at, prefix, hidden)
+        known = {**weights, **public}
+        rows, shared, outside = after_shared(known, given, place, shared, at, prefix, hidden)
         return *judged(weights, rows, outside, client, provider), shared, prefix
 
     def extend(
@@ -155,10 +166,12 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
         at: Array,
         prefix: Block | None,
         hidden: Array | None,
+        public: Params,
     ) -> tuple[Any, Any, Block, Block | None]:
+        known = {**weights, **public}
         last = (given.shape[1] - 1,) * layout.lanes
         rows, shared, outside = after_shared(
-            weights, given, place, shared, at, prefix, hidden, last
+            known, given, place, shared, at, prefix, hidden, last
         )
         return *judged(weights, rows, outside, client, provider), shared, prefix
 
@@ -195,9 +208,10 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
     function = functools.partial(SecureFunction, backend=layout.backend)
     return SecureModel(
         function(prefix, (P, P, P), "prefix"),
+        function(public, (P,), "public weights"),
         function(prefill, (P, C, C, P, P, P), "prefill"),
-        function(decode, (P, C, placed, C, P, J, X, P, P), "decode"),
-        function(extend, (P, C, placed, C, P, J, X, P, P), "extend"),
+        function(decode, (P, C, placed, C, P, J, X, P, P, X), "decode"),
+        function(extend, (P, C, placed, C, P, J, X, P, P, X), "extend"),
     )
 
 

@@ -146,7 +146,7 @@ class SessionShape:
 
     config: ModelConfig
     prompts: tuple[int, ...]
-    """Tokens of every lane."""
+    """Tokens of every lane. An encoder reads all but the last one, from which the text goes on."""
     sizes: tuple[int, ...]
     """Own rows that the shared block has, one after the other; it starts with the first of them."""
     live_rows: int = 0
@@ -175,6 +175,11 @@ class SessionShape:
     @property
     def lanes(self) -> int:
         return len(self.prompts)
+
+    @property
+    def begun(self) -> tuple[int, ...]:
+        """Return how many rows of the cache the prefill writes, of every lane."""
+        return (1,) * self.lanes if self.config.encodes else self.prompts
 
     @property
     def judged(self) -> int:
