@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.cache import rows_after
+from models.draft import Drafter
+from models.encoder_decoder import source_length
 from models.family import ModelConfig, Params, bounds_of, check_ranges, family_of, tables_of
 from models.ranges import LARGEST_INNER, LARGEST_LINEAR, LEAST_SPREAD, Bounds
 from protocols.functions.nonlinear import LARGEST_ACTIVATION, norm_high
@@ -56,7 +58,9 @@ def calibrated(
         raise InputError("no text comes after what is public; give a longer text")
     low, high = rows.squares.min(axis=1), rows.squares.max(axis=1)
     embedded = _embeddings(plain, weights)
-    low[0], high[0] = min(low[0], embedded.min()), max(high[0], embedded.max())
+    for site in config.first_norms:
+        low[site] = min(low[site], embedded.min())
+        high[site] = max(high[site], embedded.max())
     low, high = low / MARGIN**2, high * MARGIN**2
     inner = [_power(max(MARGIN * length, 1.0), math.ceil) for length in rows.inner.max(axis=1)]
     # 2. How far the stream is scaled down.
@@ -140,7 +144,9 @@ def _embeddings(config: ModelConfig, weights: Any) -> np.ndarray:
 
 
 def activations(config: ModelConfig, weights: Any, tokens: np.ndarray) -> Seen:
-    """Run the model on a text [n] in plaintext and return the sizes of its activations."""
+    """Run the model on a text [n] in plaintext and return the sizes of its activations. Where an
+    encoder reads a source, the text is the source, the start token and what is written.
+    """
     squares: list[jax.Array] = []
     inner: list[jax.Array] = []
 
@@ -153,11 +159,41 @@ def activations(config: ModelConfig, weights: Any, tokens: np.ndarray) -> Seen:
     # All rows that could be checked come to a norm.
     config = replace(config, longest_inner=(LARGEST_INNER,))
     n, family = len(tokens), family_of(config)
-    x = family.embed(weights, config, jnp.asarray(tokens), jnp.arange(n))
+    if config.encodes:
+        n -= source_length(config, tokens)
+    x = family.embed(weights, config, jnp.asarray(tokens), jnp.arange(len(tokens)))
     family.forward(
         weights, config, x, rows_after(0, n, n), config.empty_cache(n), normalise=normalise
     )
-    return Seen(np.stack(squares), np.stack(inner))
+    return Seen(_even(squares), _even(inner))
+
+
+def _even(sites: Sequence[jax.Array]) -> np.ndarray:
+    """Stack the rows of all sites [site, row]; a site with fewer has some of them again."""
+    most = max(len(rows) for rows in sites)
+    return np.stack([np.resize(np.asarray(rows), most) for rows in sites])
+
+
+def answered(
+    config: ModelConfig,
+    params: Params,
+    sources: Sequence[Sequence[int]],
+    after: Sequence[int],
+    most: int,
+) -> list[np.ndarray]:
+    """Return texts of a model whose encoder reads the sources: each with the tokens `after` it, the
+    last of them the start token, and the model's own likeliest text, of `most` tokens, without
+    further start tokens.
+    """
+    texts, start = [], after[-1]
+    for source in sources:
+        drafter = Drafter(config, params, most + 1, [*source, *after[:-1]])
+        text = [*source, *after]
+        for _ in range(most):
+            logits = drafter.logits(text)
+            text.append(int(np.argmax(np.where(np.arange(len(logits)) == start, -np.inf, logits))))
+        texts.append(np.array(text))
+    return texts
 
 
 def together(seen: Sequence[Seen]) -> Seen:

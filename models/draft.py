@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,10 +77,9 @@ class Drafter(Proposer):
 
     def __post_init__(self) -> None:
         self._shared: Cache = self.config.empty_cache(self.capacity + WIDTH)
-        self._step = jax.jit(partial(_draft_step, self.config))
+        self._step, encode = _compiled(self.config)
         self._weights = jax.device_put(family_of(self.config).fold(self.params, self.config))
         if self.config.encodes:
-            encode = jax.jit(partial(encoded, self.config))
             self._shared = encode(self._weights, np.array(self.source, np.int32), self._shared)
         self.logits([*self.source, 0])
         self._seen = []
@@ -104,6 +104,12 @@ class Drafter(Proposer):
             )
         self._seen = list(tokens)
         return np.asarray(logits)
+
+
+@lru_cache(maxsize=8)
+def _compiled(config: ModelConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the step of a model of this shape, and its encoder, compiled."""
+    return jax.jit(partial(_draft_step, config)), jax.jit(partial(encoded, config))
 
 
 def _draft_step(

@@ -234,6 +234,16 @@ def _bias(table: Array, positions: RelativePositions, behind: Array, seen: Array
     return added.transpose(0, 3, 1, 2).reshape(-1, n, count)
 
 
+def source_length(config: Any, tokens: np.ndarray) -> int:
+    """Return how many tokens of a text [n] the encoder reads: those before the last start token.
+    ValueError when there is none, or nothing before it.
+    """
+    starts = np.flatnonzero(np.asarray(tokens) == config.decoder_start_token_id)
+    if not starts.size or not starts[-1]:
+        raise ValueError("a text of an encoder's has a source, and a start token after it")
+    return int(starts[-1])
+
+
 def encoded(
     config: Any, weights: Params, source: Array, cache: EncoderDecoderCache
 ) -> EncoderDecoderCache:

@@ -240,10 +240,11 @@ def _expected(weights: Weights, config: ModelConfig, params: Params) -> list[Ten
     for tensor in expected:
         if tensor.name not in names:
             raise InputError(f"{weights.path} has no tensor {tensor.name}; save the model again")
-    more = {file_name(n.format(config.repeats(n))) for n in family.names if "{}" in n}
-    if names & more:
+    counts = {n: config.repeats(n) for n in family.names if "{}" in n}
+    more = {count for n, count in counts.items() if file_name(n.format(count)) in names}
+    if more:
         raise InputError(
-            f"{weights.path} has more layers than {config.layers_name} = {config.layers} in "
+            f"{weights.path} has more layers than {max(more)}, the number of its stack in "
             f"{CONFIG_FILE}; use the config.json that belongs to these weights"
         )
     return expected

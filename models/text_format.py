@@ -3,7 +3,11 @@ document that a provider gives its clients, so that they need no file of the mod
 
     {"tokenizer": what tokenizer.json holds,
      "eos_token_id": [numbers of tokens],
-     "chat_template": null, or {"source": "...", "bos_token": "<s>", "eos_token": "</s>"}}
+     "chat_template": null, or {"source": "...", "bos_token": "<s>", "eos_token": "</s>"},
+     "after_prompt": [numbers of tokens]}
+
+The last field is there for a model whose prompt an encoder reads: the tokens that end what it
+reads, and the one from which the text goes on.
 
 The document is UTF-8 JSON of at most `DOCUMENT_BYTES`, and its SHA-256 names it. A client parses it
 as it parses any untrusted file: sizes, depth, duplicate names, numbers of tokens, and what the
@@ -19,23 +23,28 @@ from pathlib import Path
 from typing import Any
 
 from models.chat import MOST_CHARACTERS, Template
-from models.files import TOKENIZER_FILE, parsed, read_json
+from models.files import CONFIG_FILE, TOKENIZER_FILE, parsed, read_json
 from models.tokenizer import Tokenizer, checked_eos_ids
 from spu_llm.core.errors import InputError
 
 DOCUMENT_BYTES = 64 << 20  # a tokenizer of 256,000 tokens takes 35 MB
 _FIELDS = {"tokenizer", "eos_token_id", "chat_template"}
+_AFTER_PROMPT = "after_prompt"
+_MOST_AFTER = 16  # tokens
 _OF_TEMPLATE = {"source", "bos_token", "eos_token"}
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """A model's tokenizer and chat template, with the document that defines them."""
+    """A model's tokenizer and chat template, with the document that defines them. `after_prompt`:
+    the tokens between a prompt and the text, where an encoder reads the prompt; none elsewhere.
+    """
 
     tokenizer: Tokenizer
     template: Template | None
     digest: str
     document: bytes = field(repr=False)
+    after_prompt: tuple[int, ...] = ()
 
     @staticmethod
     def of_model(directory: Path) -> TextFormat:
@@ -47,13 +56,15 @@ class TextFormat:
             "eos_token_id": sorted(tokenizer.eos_ids),
             "chat_template": None if template is None else asdict(template),
         }
+        if after := _after_prompt(directory, tokenizer):
+            content[_AFTER_PROMPT] = after
         try:
             document = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
         except UnicodeEncodeError:
             raise InputError(f"{directory} has half a character in its tokenizer's files") from None
         if len(document) > DOCUMENT_BYTES:
             raise InputError(f"{directory} has more than {DOCUMENT_BYTES >> 20} MB of tokenizer")
-        return TextFormat(tokenizer, template, _digest(document), document)
+        return TextFormat(tokenizer, template, _digest(document), document, tuple(after))
 
     @staticmethod
     def parse(document: bytes) -> TextFormat:
@@ -62,7 +73,7 @@ class TextFormat:
         if len(document) > DOCUMENT_BYTES:
             raise InputError(f"{path} has more than {DOCUMENT_BYTES >> 20} MB")
         content = parsed(path, document)
-        if not isinstance(content, dict) or set(content) != _FIELDS:
+        if not isinstance(content, dict) or set(content) - {_AFTER_PROMPT} != _FIELDS:
             raise InputError(f"{path} has other fields than {', '.join(sorted(_FIELDS))}")
         stated = content["eos_token_id"]
         tokenizer = Tokenizer.of(
@@ -71,7 +82,14 @@ class TextFormat:
             lambda tokens: checked_eos_ids(path, stated, len(tokens)),
         )
         template = _template(path, content["chat_template"])
-        return TextFormat(tokenizer, template, _digest(document), document)
+        after = content.get(_AFTER_PROMPT, [])
+        if (
+            not isinstance(after, list)
+            or len(after) > _MOST_AFTER
+            or not all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in after)
+        ):
+            raise InputError(f"{path} has an {_AFTER_PROMPT} that is no list of few tokens")
+        return TextFormat(tokenizer, template, _digest(document), document, tuple(after))
 
     @staticmethod
     def load(path: Path) -> TextFormat:
@@ -84,6 +102,20 @@ class TextFormat:
             return TextFormat.parse(path.read_bytes())
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _after_prompt(directory: Path, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens between a prompt and the text of a directory's model. InputError when the
+    text begins with a token that the tokenizer lacks.
+    """
+    path = directory / CONFIG_FILE
+    raw = read_json(path, "") if path.exists() else {}
+    if not isinstance(raw, dict) or raw.get("is_encoder_decoder") is not True:
+        return []
+    start = raw.get("decoder_start_token_id", raw.get("pad_token_id", 0))
+    if type(start) is not int or not 0 <= start < tokenizer.vocab_size:
+        raise InputError(f"{path} has a decoder_start_token_id that is no token; copy it again")
+    return [*tokenizer.ending, start]
 
 
 def _digest(document: bytes) -> str:

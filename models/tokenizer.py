@@ -1,8 +1,9 @@
 """The tokenizer of a model directory, and decoding of a stream of tokens.
 
 Two kinds of BPE are supported: GPT-2's, whose tokens are bytes, and SentencePiece's, as LLaMA has
-it: a token is text with a mark for a space, or one byte of a character that no token has. A stream
-continues a prompt, so the space before its first word stays, which the library strips from a text.
+it: a token is text with a mark for a space, or one byte of a character that no token has. So is
+SentencePiece's Unigram, as T5 has it. A stream continues a prompt, so the space before its first
+word stays, which the library strips from a text.
 
 Uses the `tokenizers` library directly: importing `transformers` would add seconds to every start.
 """
@@ -76,7 +77,11 @@ class Tokenizer:
             )
         else:
             bytes_of = functools.partial(_sentencepiece, bpe, decoders)
-        special = {token["content"] for token in added if token.get("special")}
+        special = {
+            token["content"]
+            for token in added
+            if token.get("special") and not _SENTINEL.fullmatch(token["content"])
+        }
         return Tokenizer(
             eos_ids=eos_ids(tokens),
             vocab_size=len(tokens),
@@ -113,11 +118,28 @@ class Tokenizer:
         return list(encoding.ids[: of_text[-1] + 1] if of_text else encoding.ids)
 
     @property
+    def prepends(self) -> bool:
+        """Return whether the tokenizer puts a space before the first word of a text."""
+        decoder = self._bpe.decoder
+        return not isinstance(decoder, tokenizers.decoders.ByteLevel) and (
+            decoder.decode(["\u2581a"]) == "a"
+        )
+
+    @property
     def beginning(self) -> list[int]:
         """Return the tokens that the tokenizer puts before any text."""
+        return [i for i, _ in itertools.takewhile(lambda one: one[1], self._around())]
+
+    @property
+    def ending(self) -> list[int]:
+        """Return the tokens that the tokenizer puts after a text that ends (T5's last token)."""
+        after = itertools.takewhile(lambda one: one[1], reversed(self._around()))
+        return [i for i, _ in after][::-1]
+
+    def _around(self) -> list[tuple[int, int]]:
+        """Return the tokens of a text, and which of them the tokenizer adds."""
         encoding = self._bpe.encode("a")
-        added = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
-        return [i for i, _ in itertools.takewhile(lambda one: one[1], added)]
+        return [*zip(encoding.ids, encoding.special_tokens_mask, strict=True)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; special tokens vanish, invalid UTF-8 becomes U+FFFD."""
@@ -131,16 +153,23 @@ class Tokenizer:
 class StreamDecoder:
     """Decodes tokens as they come, without ever showing part of a character.
 
-    The concatenation of every `push` and the final `finish` equals `Tokenizer.decode` of all ids.
+    The concatenation of every `push` and the final `finish` equals `Tokenizer.decode` of all ids;
+    of a text that `begins`, rather than going on after another one, without the space that the
+    tokenizer puts before its first word.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, begins: bool = False) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strips = begins and tokenizer.prepends
 
     def push(self, ids: Iterable[int]) -> str:
         """Return the further text that `ids` complete; bytes of an unfinished character wait."""
-        return self._utf8.decode(self._tokenizer.token_bytes(ids))
+        text = self._utf8.decode(self._tokenizer.token_bytes(ids))
+        if text and self._strips:
+            self._strips = False
+            return text.removeprefix(" ")
+        return text
 
     def finish(self) -> str:
         """Return the text of the waiting bytes: U+FFFD for an unfinished character, or nothing."""
@@ -158,7 +187,8 @@ def _library(path: Path, content: dict[str, Any], tokens: dict[str, int]) -> tok
         bpe = tokenizers.Tokenizer.from_str(json.dumps(content))
         bpe.no_truncation()
         bpe.no_padding()
-        bpe.model.dropout = None
+        if isinstance(bpe.model, tokenizers.models.BPE):
+            bpe.model.dropout = None
         numbers = bpe.get_vocab()
         around = bpe.encode("a").ids
     if numbers != tokens:
@@ -230,14 +260,17 @@ def _decoders(path: Path, content: Any) -> list[str]:
         and _SPACES & set(types)
         and all(map(_is_plain, each))
     )
-    if _type(parts.get("model")) != "BPE" or not known:
+    kind = _type(parts.get("model"))
+    if kind not in ("BPE", "Unigram") or not known or (kind, types) == ("Unigram", ["ByteLevel"]):
         raise InputError(
             f"{path} is not a byte-level BPE tokenizer, nor one of SentencePiece's; use that of a "
-            "GPT-2 or LLaMA model"
+            "GPT-2, LLaMA or T5 model"
         )
     return types
 
 
+# T5's tokens for spans of a text that is not there: what it writes names them.
+_SENTINEL = re.compile(r"<extra_id_[0-9]{1,3}>")
 _SPACES = {"Metaspace", "Replace"}  # decoders that turn marks into spaces
 # In the order in which they decode token by token.
 _SENTENCEPIECE = ("Replace", "ByteFallback", "Metaspace", "Fuse", "Strip")

@@ -27,11 +27,13 @@ def numbered_tokens(path: Path, content: Any) -> dict[str, int]:
     parts = content if isinstance(content, Mapping) else {}
     model = parts.get("model")
     vocab = model.get("vocab") if isinstance(model, Mapping) else None
-    if not isinstance(vocab, dict):
+    tokens = _of_pieces(path, vocab) if isinstance(vocab, list) else vocab
+    if not isinstance(tokens, dict):
         raise InputError(
-            f"{path} has no vocabulary of BPE's kind; use the tokenizer of a GPT-2 or LLaMA model"
+            f"{path} has no vocabulary of BPE's or Unigram's kind; use the tokenizer of a GPT-2, "
+            "LLaMA or T5 model"
         )
-    tokens: dict[Any, Any] = dict(vocab)
+    tokens = dict(tokens)
     for token in added_tokens(path, parts):
         name, number = token["content"], token["id"]
         if tokens.setdefault(name, number) != number:
@@ -56,6 +58,25 @@ def numbered_tokens(path: Path, content: Any) -> dict[str, int]:
             "tokens for such numbers (added_tokens), so that all that the model can draw is text"
         )
     return tokens
+
+
+def _of_pieces(path: Path, pieces: list[Any]) -> dict[Any, Any]:
+    """Return the number of each piece of a Unigram vocabulary: its place in the list of pieces and
+    their scores. InputError unless all are such, and different.
+    """
+    if not all(
+        isinstance(p, list) and len(p) == 2 and isinstance(p[0], str) and _is_number(p[1])
+        for p in pieces
+    ):
+        raise InputError(f"{path} has pieces that are no text with a score; copy it again")
+    tokens = {piece: number for number, (piece, _) in enumerate(pieces)}
+    if len(tokens) != len(pieces):
+        raise InputError(f"{path} has a piece twice; copy it again")
+    return tokens
+
+
+def _is_number(score: Any) -> bool:
+    return isinstance(score, int | float) and not isinstance(score, bool)
 
 
 def added_tokens(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:

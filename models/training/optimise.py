@@ -18,8 +18,8 @@ from models.family import ModelConfig, Params, logits
 
 MAX_OVERFLOWS_IN_A_ROW = 20
 
-# loss(params, frozen, tokens [batch, length]) -> scalar
-Loss = Callable[[Params, Any, Array], Array]
+# loss(params, frozen, batch) -> scalar. A batch: an array [batch, length], or a tuple of such.
+Loss = Callable[[Params, Any, Any], Array]
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,22 @@ def distillation(
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         log_p = jax.nn.log_softmax(batch_logits(frozen, teacher, inputs))
         log_q = jax.nn.log_softmax(batch_logits(params, config, inputs))
-        p, q = jnp.exp(log_p), jnp.exp(log_q)
-        divergence = jnp.sum(p * (log_p - log_q), axis=-1)
-        rejected = 1 - jnp.sum(jnp.minimum(p, q), axis=-1)
-        missed = -jnp.take_along_axis(log_q, targets[..., None], axis=-1)[..., 0]
-        return jnp.mean(kl * divergence + rejection * rejected + truth * missed)
+        return rejected(log_p, log_q, targets, kl=kl, rejection=rejection, truth=truth)
 
     return loss
+
+
+def rejected(
+    log_p: Array, log_q: Array, targets: Array, *, kl: float, rejection: float, truth: float
+) -> Array:
+    """Return the loss of `distillation` from log-probabilities [batch, n, vocab] of teacher and
+    student, and the text's tokens [batch, n].
+    """
+    p, q = jnp.exp(log_p), jnp.exp(log_q)
+    divergence = jnp.sum(p * (log_p - log_q), axis=-1)
+    lost = 1 - jnp.sum(jnp.minimum(p, q), axis=-1)
+    missed = -jnp.take_along_axis(log_q, targets[..., None], axis=-1)[..., 0]
+    return jnp.mean(kl * divergence + rejection * lost + truth * missed)
 
 
 def optimiser(schedule: Schedule) -> optax.GradientTransformation:
@@ -93,18 +102,25 @@ def optimiser(schedule: Schedule) -> optax.GradientTransformation:
     return optax.apply_if_finite(chain, max_consecutive_errors=MAX_OVERFLOWS_IN_A_ROW)
 
 
+def _parts(batch: Any, size: int) -> Iterator[Any]:
+    """Yield a large batch in batches of `size`; the rest is left out."""
+    count = len(jax.tree.leaves(batch)[0]) // size
+    for i in range(count):
+        yield jax.tree.map(lambda array, at=i * size: array[at : at + size], batch)
+
+
 def fit(
     name: str,
     params: Params,
     loss: Loss,
     frozen: Any,
-    batches: Iterator[np.ndarray],
-    held_out: np.ndarray,
+    batches: Iterator[Any],
+    held_out: Any,
     schedule: Schedule,
     save: Callable[[Params], None],
 ) -> Params:
     """Train `params` and return them; print progress, and every `save_every` steps print the loss
-    on `held_out` and save.
+    on the batch `held_out`, however large, and save.
 
     Batches are split over JAX's devices: two host devices use two CPU cores better than XLA's own
     threading does.
@@ -114,7 +130,7 @@ def fit(
     everywhere = NamedSharding(mesh, PartitionSpec())
     transform = optimiser(schedule)
 
-    def update(params: Params, state: Any, frozen: Any, tokens: Array) -> tuple[Params, Any, Array]:
+    def update(params: Params, state: Any, frozen: Any, tokens: Any) -> tuple[Params, Any, Array]:
         value, gradient = jax.value_and_grad(loss)(params, frozen, tokens)
         change, state = transform.update(gradient, state, params)
         return optax.apply_updates(params, change), state, value
@@ -134,17 +150,17 @@ def fit(
             mean = float(jnp.mean(jnp.stack(recent)))
             recent = []
             seconds = time.monotonic() - start
-            rate = done * tokens.shape[0] * (tokens.shape[1] - 1) / seconds
+            rate = done * schedule.batch / seconds
             left = seconds / done * (schedule.steps - done)
             print(
                 f"{name}: step {done}/{schedule.steps}, loss {mean:.4f}, "
-                f"{rate:.0f} tokens/s, {left / 60:.1f} min left",
+                f"{rate:.0f} windows/s, {left / 60:.1f} min left",
                 flush=True,
             )
         if done % schedule.save_every == 0 or done == schedule.steps:
             losses = [
                 float(measure(params, frozen, jax.device_put(part, split)))
-                for part in np.split(held_out, len(held_out) // schedule.batch)
+                for part in _parts(held_out, schedule.batch)
             ]
             print(
                 f"{name}: step {done}, held-out loss {np.mean(losses):.4f}, "

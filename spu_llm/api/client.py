@@ -127,7 +127,7 @@ class Client:
         keys = options.check(prompt)
         text = self.provider.text_format()
         tokenizer = text.text.tokenizer
-        prefix, tokens = encoded(options.public_prefix, prompt, tokenizer)
+        prefix, tokens = prompt_tokens(options.public_prefix, prompt, text.text)
         with (
             nullcontext() if keys is None else keys.opened(tokenizer) as marking,
             self._with_key(options) as provider,
@@ -188,8 +188,8 @@ class Client:
         """
         self.check_preparation(prompt, options, steps)
         text = self.provider.text_format().text
-        public, tokens = encoded(
-            options.public_prefix, prompt if isinstance(prompt, str) else ".", text.tokenizer
+        public, tokens = prompt_tokens(
+            options.public_prefix, prompt if isinstance(prompt, str) else ".", text
         )
         drafts = self._drafting(options, text.tokenizer).length
         if steps is None:

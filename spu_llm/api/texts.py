@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from models.chat import ROLES, Message, cut
 from models.stops import check_text
+from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.service.first_contact import KeptFormat
@@ -26,6 +27,19 @@ def encoded(prefix: str, prompt: str, tokenizer: Tokenizer) -> tuple[list[int], 
     check_texts(prefix, prompt)
     public = tokenizer.encode(prefix) if prefix else tokenizer.beginning
     return public, tokenizer.encode(prompt, goes_on=True)
+
+
+def prompt_tokens(prefix: str, prompt: str, text: TextFormat) -> tuple[list[int], list[int]]:
+    """Return the tokens of a public prefix, and of the prompt with what a model of this text format
+    wants after it. InputError as of `encoded`, or for a prefix that an encoder is to read.
+    """
+    if text.after_prompt and prefix:
+        raise InputError(
+            "the provider's model reads all of a prompt at once, so none of it is computed before; "
+            "leave --public-prefix out"
+        )
+    public, tokens = encoded(prefix, prompt, text.tokenizer)
+    return ([], [*public, *tokens, *text.after_prompt]) if text.after_prompt else (public, tokens)
 
 
 def messages_of(system: str | None, prompt: str) -> list[Message]:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from models.chat import Message
+    from models.family import ModelConfig, Params
 
 MAX_TEXTS = 64
+BEGINNING, ANSWER = 16, 64  # tokens of a short source, and of what is written after a source
 PART = 1024  # tokens of a text, at most, that are run at a time
 
 
@@ -63,6 +65,22 @@ def texts_of(options: argparse.Namespace, context: int) -> tuple[list[np.ndarray
         parts = list(_parts(options, context))
     public = min(len(head) for head, _ in parts)
     return [np.array([*head, *rest][:context]) for head, rest in parts], public
+
+
+def with_answers(
+    texts: list[np.ndarray], public: int, directory: Path, config: ModelConfig, params: Params
+) -> tuple[list[np.ndarray], int]:
+    """Return texts of a model whose encoder reads a prompt, as `texts_of` does: each text, and its
+    beginning alone, with what the model writes after it.
+    """
+    from models.calibration import answered
+    from models.text_format import TextFormat
+
+    after = TextFormat.of_model(directory).after_prompt
+    whole = [[int(token) for token in text[: config.context - len(after)]] for text in texts]
+    begun = [text[:BEGINNING] for text in whole if len(text) > BEGINNING]
+    most = min(ANSWER, config.context - 1)
+    return answered(config, params, [*whole, *begun], after, most), 0
 
 
 Part = tuple[list[int], list[int]]  # what is public, and what comes after it

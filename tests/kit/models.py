@@ -15,6 +15,7 @@ from models.files import TOKENIZER_FILE
 from models.gpt2 import GPT2Config
 from models.hf import save_model
 from models.llama import LlamaConfig
+from models.t5 import GATED_GELU, T5Config
 from models.tokenizer import END_OF_TEXT
 
 VOCAB = 288
@@ -28,6 +29,20 @@ LLAMA = LlamaConfig(
     num_hidden_layers=1,
     num_attention_heads=4,
     num_key_value_heads=2,
+)
+
+T5 = T5Config(
+    VOCAB,
+    d_model=16,
+    d_kv=8,
+    d_ff=24,
+    num_layers=1,
+    num_decoder_layers=2,
+    num_heads=2,
+    n_positions=64,
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=12,
+    feed_forward_proj=GATED_GELU,
 )
 
 

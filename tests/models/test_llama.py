@@ -228,7 +228,7 @@ def test_plain_rotary_positions_however_they_are_stated(
         ({"head_dim": None, "hidden_size": 34}, "hidden_size must be a multiple"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
-        ({"num_hidden_layers": 2}, "more layers than num_hidden_layers = 2"),
+        ({"num_hidden_layers": 2}, "more layers than 2, the number"),
         ({"num_hidden_layers": 4}, "has no tensor model.layers.3.input_layernorm.weight"),
         ({"tie_word_embeddings": True}, "only a tied head is supported"),
         ({"intermediate_size": 40}, "gate_proj.weight of shape [48, 32], expected [40, 32]"),

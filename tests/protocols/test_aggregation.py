@@ -88,6 +88,44 @@ def test_both_ways_are_attention_over_all_blocks(
     assert not outside
 
 
+@pytest.mark.parametrize("owner", [C, P], ids=["the client's", "the provider's"])
+def test_what_is_added_to_scores_is_one_party_s_own(simulation: Simulation, owner: Owner) -> None:
+    """And costs no message: relative positions are a term of every score."""
+    bias = (3 * RNG.normal(size=VISIBLE.shape)).astype(np.float32)
+    scores = np.einsum("hnd,htd->hnt", QUERY, KEYS, dtype=np.float64) + bias
+    weights = np.where(VISIBLE, np.exp(scores), 0.0)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    messages = []
+    for added in (bias, None):
+
+        def attention(query: Any, keys: Any, values: Any, more: Any, given: Any = added) -> Any:
+            block = OwnedBlock(keys, values, jnp.asarray(VISIBLE))
+            of_scores = None if given is None else more
+            out, _ = with_one_maximum(query, [block], score_bits(LARGEST), of_scores)
+            return reveal(out, to=C, label="attention (test)")
+
+        function = SecureFunction(attention, (C, J, J, owner), f"biased {added is None} {owner}")
+
+        def program(session: Any, function: SecureFunction = function) -> Any:
+            def own(who: int, x: np.ndarray) -> Any:
+                return session.private(who, np.asarray, x.shape, x.dtype, x)
+
+            args = [own(CLIENT, x) for x in (QUERY, KEYS, VALUES)]
+            args.append(own(CLIENT if owner is C else PROVIDER, bias))
+            session.prepare(function, *args)
+            mark = len(session.meter.entries)
+            opened = session.get(session.call(function, *args))
+            sent = [e.traffic.messages for e in session.meter.entries[mark:] if e.kind != "pool"]
+            return opened, sum(sent)
+
+        opened, count = simulation.run(program)[CLIENT]
+        messages.append(count)
+        if added is not None:
+            exactly = np.einsum("hnt,htd->hnd", weights, VALUES)
+            np.testing.assert_allclose(opened, exactly, atol=0.02)
+    assert messages[0] == messages[1]
+
+
 @WAYS
 def test_a_row_that_sees_nothing_is_counted(simulation: Simulation, way: Any) -> None:
     """Its weights have no sum that could be inverted: the reciprocal's own range check."""

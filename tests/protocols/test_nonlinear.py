@@ -28,6 +28,7 @@ from protocols.functions.nonlinear import (
     norm_lines,
     reciprocal,
     reciprocal_of_sums,
+    relu,
     rms_norm,
     rsqrt,
     score_bits,
@@ -137,6 +138,7 @@ FUNCTIONS = {
     "silu": Function(
         silu, lambda x: x / (1 + np.exp(-x)), GRID, messages=10, error=_allowed(PIECES["silu"])
     ),
+    "relu": Function(relu, lambda x: np.maximum(x, 0), GRID, messages=6, error=2.0**-10),
     "reciprocal": Function(
         lambda x: reciprocal(x, **RANGE)[0], lambda x: 1 / x, IN_RANGE, messages=10, relative=3e-4
     ),

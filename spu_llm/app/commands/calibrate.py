@@ -46,6 +46,8 @@ def _calibrate(options: argparse.Namespace) -> None:
         raise InputError(f"{options.model} is read-only; give --out FILE, and serve --ranges FILE")
     config, params = load_uncalibrated(options.model, encoders=True)
     texts, public = calibration_texts.texts_of(options, config.context)
+    if config.encodes:
+        texts, public = calibration_texts.with_answers(texts, public, options.model, config, params)
     chosen = calibrated(config, params, texts, public)
     save_ranges(out, chosen)
     for name, value in as_dict(chosen).items():

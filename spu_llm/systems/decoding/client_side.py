@@ -43,9 +43,11 @@ class ClientSide:
     around: ClientPart | None = None
     branching: Branching | None = None
     interrupted: Callable[[], bool] = lambda: False  # whether the text is to end where it is
+    begins: bool = False  # whether the text is one of its own, rather than the prompt's end
 
     def __post_init__(self) -> None:
-        self._emitted = Emitted(self.tokenizer, Stops.of(self.stop, self.tokenizer), self.on_text)
+        stops = Stops.of(self.stop, self.tokenizer)
+        self._emitted = Emitted(self.tokenizer, stops, self.on_text, self.begins)
         self._branching = self.branching or Single(self.streams)
         self._branches: list[Branch] = []
         self._raised = np.zeros((0, 0))  # rows of `_next`

@@ -137,6 +137,7 @@ def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> 
         on_text=lambda text: send("text", text=text),
         prefix=list(completion.request.public_prefix),
         branching=branching,
+        begins=completion.layout.config.encodes,
     )
 
 

@@ -12,15 +12,22 @@ class Emitted:
     """`tokens` so far and their `text`; `finish_reason` is "eos", "stop", "length" or "interrupted"
     in the end.
 
-    `on_text` receives text as soon as no stop can take it back.
+    `on_text` receives text as soon as no stop can take it back. `begins`: the text does not go on
+    after the prompt.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Stops, on_text: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Stops,
+        on_text: Callable[[str], None],
+        begins: bool = False,
+    ) -> None:
         self.tokens: list[int] = []
         self.text = ""
         self.finish_reason = ""
         self._tokenizer, self._stops, self._on_text = tokenizer, stops, on_text
-        self._decoder = StreamDecoder(tokenizer)
+        self._decoder = StreamDecoder(tokenizer, begins=begins)
         self._shown = 0
 
     def add(self, tokens: Sequence[int], limit: int) -> None:
