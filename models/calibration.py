@@ -177,7 +177,7 @@ def _even(sites: Sequence[jax.Array]) -> np.ndarray:
 def answered(
     config: ModelConfig,
     params: Params,
-    sources: Sequence[Sequence[int]],
+    sources: Sequence[Sequence[int] | np.ndarray],
     after: Sequence[int],
     most: int,
 ) -> list[np.ndarray]:

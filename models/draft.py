@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.cache import Cache, rows_after
+from models.cache import Cache, CacheT, rows_after
 from models.encoder_decoder import encoded
 from models.family import ModelConfig, Params, family_of
 
@@ -116,10 +116,10 @@ def _draft_step(
     config: ModelConfig,
     weights: Params,
     tokens: jax.Array,
-    cache: Cache,
+    cache: CacheT,
     length: jax.Array,
     last: jax.Array,
-) -> tuple[jax.Array, Cache]:
+) -> tuple[jax.Array, CacheT]:
     """Return logits [vocab] after tokens[last], and the cache with all tokens. Tokens after `last`
     are padding: no token before them sees them, and later calls write over their rows.
     """

@@ -22,17 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.cache import Block, Cache, EncoderDecoderCache, Prefix, Rows, rows_after
-from models.family import (
-    Family,
-    Layer,
-    Outside,
-    Params,
-    Unchecked,
-    family_of,
-    norm_name,
-    one_row,
-)
+from models.cache import Block, CacheT, EncoderDecoderCache, Prefix, Rows, rows_after
+from models.family import Family, Layer, Outside, Params, Unchecked, family_of, norm_name, one_row
 from models.ranges import Bounds
 from protocols.functions.nonlinear import rms_norm
 
@@ -105,12 +96,12 @@ class EncoderDecoder(Family):
         config: Any,
         x: Array,
         rows: Rows,
-        cache: Cache,
+        cache: CacheT,
         prefix: Prefix | None = None,
         scale: float = 1.0,
         normalise: Callable[..., tuple[Array, Array]] = rms_norm,
         ends: tuple[int, ...] | None = None,
-    ) -> tuple[Array, Cache, Outside]:
+    ) -> tuple[Array, CacheT, Outside]:
         """Run the decoder, as `Family.forward` does, on n rows of every lane; `rows` are about
         these. The first forward on a cache also encodes the source: x [L (m + n), d] then has m
         rows of it before a lane's n rows. Nothing comes before a source: `prefix` is None.

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 
 from models import ranges
-from models.cache import Block, Prefix, Rows, attend, join_heads, layer_blocks, rows_after
+from models.cache import Block, CacheT, Prefix, Rows, attend, join_heads, layer_blocks, rows_after
 from models.ranges import Bounds, Linear, ModelBounds, Ranges
 from protocols.functions.layers import append_rows, dense
 from protocols.functions.nonlinear import check_norm, longer, norm_high, rms_norm
@@ -370,12 +370,12 @@ class Family:
         config: Any,
         x: Array,
         rows: Rows,
-        cache: Block,
+        cache: CacheT,
         prefix: Prefix | None = None,
         scale: float = 1.0,
         normalise: Callable[..., tuple[Array, Array]] = rms_norm,
         ends: tuple[int, ...] | None = None,
-    ) -> tuple[Array, Block, Outside]:
+    ) -> tuple[Array, CacheT, Outside]:
         """Run all blocks and the last norm. Return normalised rows [L n, d], times the public
         `scale`, for `head`; the cache with the rows' keys and values written; and counts of values
         outside the range of a function on shares, for `protocols.functions.in_range`.
@@ -386,6 +386,7 @@ class Family:
         sequence whose result is wanted; the last block then computes keys and values of all rows
         but the rest for that row only, and the rows returned are [L, d].
         """
+        assert isinstance(cache, Block)
         x, written, outside, unchecked = self._through(
             weights["blocks"], config, x, rows, cache, prefix, normalise, ends
         )

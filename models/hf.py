@@ -42,9 +42,7 @@ def load_config(
     return replace(config, vocab_size=_vocabulary(directory, config))
 
 
-def _stored_config(
-    directory: Path, ranges_file: Path | None, encoders: bool
-) -> ModelConfig:
+def _stored_config(directory: Path, ranges_file: Path | None, encoders: bool) -> ModelConfig:
     """Return the configuration of `load_config`, but with the weights' vocabulary size, padding
     included.
     """
@@ -114,9 +112,7 @@ def load_model(
     return _loaded(directory, _stored_config(directory, ranges_file, encoders))
 
 
-def load_uncalibrated(
-    directory: Path, *, encoders: bool = False
-) -> tuple[ModelConfig, Params]:
+def load_uncalibrated(directory: Path, *, encoders: bool = False) -> tuple[ModelConfig, Params]:
     """Return configuration and parameters of a model with default ranges, ignoring stored ones;
     errors of `load_config`.
     """

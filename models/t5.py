@@ -12,7 +12,7 @@ implementation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
@@ -105,7 +105,7 @@ class T5Config(ModelConfig):
         return self.num_layers if name.startswith("encoder.") else self.num_decoder_layers
 
     def with_blocks(self, numbers: Any) -> Any:
-        """Raise ValueError: blocks of an encoder and of a decoder do not take each other's place."""
+        """Raise ValueError: blocks of encoder and decoder do not take each other's place."""
         raise ValueError(f"a {self.title} model is not cut into blocks")
 
     def empty_cache(self, positions: int, lanes: int = 1) -> Any:
@@ -330,11 +330,11 @@ def bounds(block: Any, config: T5Config) -> Bounds:
     """
     d = config.d_model
     gate_up, down = Linear.of(block["gate_up"]), Linear.of(block["down"])
-    own = _of_attention(*Linear.of(block["qkv"]).columns(3), Linear.of(block["out"]), config)
+    own = _of_attention(config, Linear.of(block["qkv"]).columns(3), Linear.of(block["out"]))
     each = [own._replace(score=own.score + float(np.max(np.abs(np.asarray(block["bias"])))))]
     if "cross_q" in block:
-        query, out = Linear.of(block["cross_q"]), Linear.of(block["cross_out"])
-        each.append(_of_attention(query, *Linear.of(block["cross_kv"]).columns(2), out, config))
+        parts = [Linear.of(block["cross_q"]), *Linear.of(block["cross_kv"]).columns(2)]
+        each.append(_of_attention(config, parts, Linear.of(block["cross_out"])))
     score, linear, attended, reach = map(max, zip(*each, strict=True))
     if config.feed_forward_proj == RELU:  # |relu(x)| <= |x|
         activation, gated = gate_up.largest(d), 0.0
@@ -366,9 +366,9 @@ class _Attention(NamedTuple):
     value: float
 
 
-def _of_attention(
-    query: Linear, key: Linear, value: Linear, out: Linear, config: T5Config
-) -> _Attention:
+def _of_attention(config: T5Config, parts: Sequence[Linear], out: Linear) -> _Attention:
+    """Return what attention can reach whose queries, keys and values `parts` compute."""
+    query, key, value = parts
     d, heads = config.d_model, config.num_heads
     by_head = zip(query.columns(heads), key.columns(heads), strict=True)
     # Of a head: a mean of its values.

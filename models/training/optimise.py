@@ -71,7 +71,7 @@ def distillation(
 
 
 def rejected(
-    log_p: Array, log_q: Array, targets: Array, *, kl: float, rejection: float, truth: float
+    log_p: Array, log_q: Array, targets: Any, *, kl: float, rejection: float, truth: float
 ) -> Array:
     """Return the loss of `distillation` from log-probabilities [batch, n, vocab] of teacher and
     student, and the text's tokens [batch, n].

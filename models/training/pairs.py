@@ -35,10 +35,7 @@ def stream_of(documents: Sequence[np.ndarray], rng: np.random.Generator | None) 
 
 
 def pairs(
-    documents: Sequence[np.ndarray],
-    sentinels: Sequence[int],
-    batch: int,
-    rng: np.random.Generator,
+    documents: Sequence[np.ndarray], sentinels: Sequence[int], batch: int, rng: np.random.Generator
 ) -> Iterator[Pairs]:
     """Yield endless batches of pairs from windows of shuffled documents."""
     while True:

@@ -37,8 +37,8 @@ PRIVATE = T5Config(
 PUBLIC = T5Config(
     VOCABULARY, 96, 32, 256, 1, 2, 3, n_positions=POSITIONS, feed_forward_proj=GATED_GELU
 )
-PRIVATE_SCHEDULE = Schedule(steps=9000, batch=16, learning_rate=4e-3, weight_decay=0.1)
-PUBLIC_SCHEDULE = Schedule(steps=4000, batch=16, learning_rate=5e-3, weight_decay=0.1)
+PRIVATE_SCHEDULE = Schedule(steps=5000, batch=16, learning_rate=4e-3, weight_decay=0.1)
+PUBLIC_SCHEDULE = Schedule(steps=2000, batch=16, learning_rate=5e-3, weight_decay=0.1)
 TOKENIZER_ONE_IN = 8  # files: Unigram takes many rounds over what it is trained on
 HELD_OUT = 128  # pairs, for the losses printed on the way
 

@@ -192,9 +192,7 @@ def _relu_on_shares(x: Any, *, bits: int = _BITS) -> Any:
     return x - mux(negative, x)
 
 
-relu = approximation(
-    "relu", reference=lambda x, bits=0: jax.nn.relu(x), on_shares=_relu_on_shares
-)
+relu = approximation("relu", reference=lambda x, bits=0: jax.nn.relu(x), on_shares=_relu_on_shares)
 """ReLU, off by 2^-10 at most, where x is as near to zero; |x| <= 240, or what `bits` =
 `activation_bits(largest)` holds."""
 

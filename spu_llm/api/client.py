@@ -17,7 +17,7 @@ from spu_llm.api.events import OnEvent
 from spu_llm.api.marking import KeyFiles, Marking, provider_key
 from spu_llm.api.preparation import Prepared, likely_steps, prepare
 from spu_llm.api.provider import Provider, path_of
-from spu_llm.api.texts import chat_tokens, check_messages, check_texts, encoded
+from spu_llm.api.texts import chat_tokens, check_messages, check_texts, tokens_of_prompt
 from spu_llm.core.errors import InputError
 from spu_llm.service.first_contact import KeptFormat
 from spu_llm.service.supervisor import Look
@@ -127,7 +127,7 @@ class Client:
         keys = options.check(prompt)
         text = self.provider.text_format()
         tokenizer = text.text.tokenizer
-        prefix, tokens = prompt_tokens(options.public_prefix, prompt, text.text)
+        prefix, tokens = tokens_of_prompt(options.public_prefix, prompt, text.text)
         with (
             nullcontext() if keys is None else keys.opened(tokenizer) as marking,
             self._with_key(options) as provider,
@@ -188,7 +188,7 @@ class Client:
         """
         self.check_preparation(prompt, options, steps)
         text = self.provider.text_format().text
-        public, tokens = prompt_tokens(
+        public, tokens = tokens_of_prompt(
             options.public_prefix, prompt if isinstance(prompt, str) else ".", text
         )
         drafts = self._drafting(options, text.tokenizer).length

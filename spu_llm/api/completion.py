@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from models.files import files_of
 from models.hf import load_config, load_model
 from models.stops import Stops
 from models.tokenizer import Tokenizer
-from spu_llm.api.events import OnEvent, event_of
+from spu_llm.api.events import OnEvent, Text, event_of
 from spu_llm.api.marking import Marking
 from spu_llm.api.provider import Provider
 from spu_llm.core.machine import Machine, machine
@@ -122,7 +122,7 @@ def complete(
     """Run a completion with a provider. `on_wait` hears when it waits until what is made in the
     background has given way. SpuLlmError, of the kind that says who failed, when there is none.
     """
-    provider, inputs = call.provider, call.inputs
+    provider, inputs, text = call.provider, call.inputs, call.text
     Stops.of(inputs.stop, call.tokenizer)
     _check(call)
     if provider.server is None:
@@ -135,12 +135,13 @@ def complete(
             return
         if said["event"] in ("text", "step") and not first_token:
             first_token.append(time.monotonic() - call.started)
-        if (event := event_of(said, relay)) is not None:
+        if isinstance(event := event_of(said, relay), Text):
+            event = replace(event, continues=text is None or not text.text.after_prompt)
+        if event is not None:
             on_event(event)
 
     drafting = None if inputs.draft_dir is None else Path(inputs.draft_dir)
     models = [one for one in (drafting, call.model) if one is not None]
-    text = call.text
     with _first(provider, on_wait), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
             server,

@@ -12,10 +12,12 @@ PROMPT = "def read_config(path):"
 DRAFT_LENGTH = 4
 SESSIONS, MAX_SESSIONS = 4, 64  # of a provider at a time: a worker takes 1.3 GiB and more
 
+DRAFT_MODELS = ("public", "t5/public")  # shipped ones
+
 PREFIX_PAD, MAX_PREFIX_PAD = 32, 4096  # tokens
 SESSION_MINUTES = 24 * 60  # until a provider ends one: nobody waits for it any more
 
 
 def shipped(name: str) -> Path:
-    """Directory of a shipped model ('private' or 'public')."""
+    """Directory of a shipped model ('private', 'public', 't5/private' or 't5/public')."""
     return Path(models.__file__).parent / "shipped" / name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.tokenizer import Tokenizer
-from spu_llm.api.defaults import shipped
+from spu_llm.api.defaults import DRAFT_MODELS, shipped
 from spu_llm.core.errors import InputError
 
 
@@ -55,12 +55,13 @@ class Drafting:
 
 def _model(given: Path | None, tokenizer: Tokenizer) -> Path | None:
     """Return the directory of the model that drafts for a text with this tokenizer: what is given,
-    or else the shipped one if it has the same; None where it has another. InputError when the one
+    or else a shipped one that has the same; None where none has. InputError when the one
     that is given has another or cannot be used.
     """
-    directory = given or shipped("public")
-    if Tokenizer.load(directory).digest == tokenizer.digest:
-        return directory
+    some = [given] if given is not None else map(shipped, DRAFT_MODELS)
+    for directory in some:
+        if Tokenizer.load(directory).digest == tokenizer.digest:
+            return directory
     if given is not None:
         raise InputError(
             f"--draft-model: {given} has another tokenizer than the provider's model, which knows "

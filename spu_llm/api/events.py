@@ -50,9 +50,12 @@ class Note(Event):
 
 @dataclass(frozen=True)
 class Text(Event):
-    """The next piece of the text that the model writes."""
+    """The next piece of the text that the model writes. continues: it goes on after the prompt,
+    rather than being a text of its own, which models with an encoder write.
+    """
 
     text: str
+    continues: bool = True
 
 
 @dataclass(frozen=True)

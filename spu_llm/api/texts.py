@@ -29,7 +29,7 @@ def encoded(prefix: str, prompt: str, tokenizer: Tokenizer) -> tuple[list[int], 
     return public, tokenizer.encode(prompt, goes_on=True)
 
 
-def prompt_tokens(prefix: str, prompt: str, text: TextFormat) -> tuple[list[int], list[int]]:
+def tokens_of_prompt(prefix: str, prompt: str, text: TextFormat) -> tuple[list[int], list[int]]:
     """Return the tokens of a public prefix, and of the prompt with what a model of this text format
     wants after it. InputError as of `encoded`, or for a prefix that an encoder is to read.
     """
@@ -82,6 +82,6 @@ def renderer(text: KeptFormat) -> Callable[[Sequence[Message]], str]:
     """Return what renders chats by the model's template, in a process apart. InputError for a model
     that has none.
     """
-    if (template := text.text.template) is None:
+    if (template := text.text.template) is None or text.text.after_prompt:
         raise InputError("the provider's model has no chat template; complete text with generate")
     return lambda messages: render_apart(template, messages)

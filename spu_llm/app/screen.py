@@ -90,8 +90,10 @@ class Screen(Stages):
             self._doing = "decoding"
         super().on_event(event)
         match event:
-            case Text(text):
+            case Text(text, continues):
                 self._progress.pause()
+                if not continues:
+                    self._prompt = ""
                 self._show_prompt()
                 self._generated.write(text)
             case Step(steps, accepted, drafted):

@@ -137,6 +137,11 @@ def serve(
     # What is wrong is said now, not in the middle of a session.
     root = default_directory("provider")
     config, params = load_model(options.model, options.ranges, encoders=True)
+    if config.encodes and type(options.system) is not ServedSystem:
+        raise InputError(
+            f"{options.model} is a {config.title} model, which is served for completions alone; "
+            "leave --split, --mark and --references out"
+        )
     weights = options.system.place(params, config)
     del params  # all workers use those in one place
     try:
@@ -459,6 +464,11 @@ def _own_text(
     """
     if not options.system_prompt:
         return SystemPromptShape(), []
+    if config.encodes:
+        raise InputError(
+            f"a {config.title} model reads all of a prompt at once, so no text of yours is computed "
+            "before it; leave --system-prompt out"
+        )
     if options.studies:
         raise InputError("studies run the model alone; leave --studies or --system-prompt out")
     if tokenizer is None:

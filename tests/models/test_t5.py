@@ -1,5 +1,5 @@
-"""T5 in plaintext: logits against `transformers`, buckets of distances, checkpoints, bounds, ranges,
-and the draft model's cache.
+"""T5 in plaintext: logits against `transformers`, buckets of distances, checkpoints, bounds,
+ranges, and the draft model's cache.
 """
 
 from __future__ import annotations

@@ -155,6 +155,10 @@ def _rules(
         if not isinstance(rule, Race) or not completion.request.draft_length:
             raise InputError(CANDIDATES_ALONE)
         return rule, Chains(streams, candidates)
+    if completion.layout.config.encodes:
+        raise InputError(
+            "a text after what an encoder reads has no watermark; leave --watermark out"
+        )
     before = len(completion.request.public_prefix) + len(inputs.prompt)
     module = importlib.import_module(inputs.mark.module)
     made: tuple[Rule, Branching] = module.rules(
@@ -164,10 +168,7 @@ def _rules(
 
 
 def drafter_of(
-    directory: str | None,
-    completion: Completion,
-    ngrams: bool = False,
-    prompt: Sequence[int] = (),
+    directory: str | None, completion: Completion, ngrams: bool = False, prompt: Sequence[int] = ()
 ) -> Proposer | None:
     """Return what drafts all of a completion: the public model in `directory`, with n-grams of the
     text if these are to draft, too; without a model, n-grams alone; None where nothing is drafted.

@@ -170,9 +170,7 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
     ) -> tuple[Any, Any, Block, Block | None]:
         known = {**weights, **public}
         last = (given.shape[1] - 1,) * layout.lanes
-        rows, shared, outside = after_shared(
-            known, given, place, shared, at, prefix, hidden, last
-        )
+        rows, shared, outside = after_shared(known, given, place, shared, at, prefix, hidden, last)
         return *judged(weights, rows, outside, client, provider), shared, prefix
 
     def after_shared(
