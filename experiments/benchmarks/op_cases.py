@@ -424,6 +424,7 @@ _CASES = [
         lambda x, y: joint_fraction(x, y, bits=FRACTION_BITS),
         {"low bits of x ^ y": _fraction},
     ),
+    _function("relu", "ReLU", nonlinear.relu, lambda x: jax.nn.relu(x), 1e-3),
     _function("gelu", "GELU (tanh form)", nonlinear.gelu, lambda x: jax.nn.gelu(x), 3e-3),
     _function("silu", "SiLU", nonlinear.silu, lambda x: jax.nn.silu(x), 1.1e-2),
     _function(

@@ -50,7 +50,7 @@ def kind_of(scope: str, op: str) -> str:
     last = parts[-1]
     if last.endswith("_norm"):
         return "norm"
-    if last.startswith(("gelu", "silu")):
+    if last.startswith(("gelu", "silu", "relu")):
         return "GELU"
     if last == "dense":
         return "linear"

@@ -22,6 +22,7 @@ from experiments.common import commands
 from experiments.common.report import Column, rows_table
 from models.chat import Message
 from models.draft import Drafter, Proposer
+from models.family import ModelConfig, Params
 from models.hf import load_model
 from models.ngrams import Ngrams
 from models.text_format import TextFormat
@@ -112,7 +113,18 @@ def prompts_of(text: TextFormat) -> Iterator[tuple[str, list[int]]]:
         for prompt in prompts:
             if text.template is not None:
                 prompt = text.template.render([Message("user", prompt)])
-            yield kind, text.tokenizer.encode(prompt)
+            yield kind, [*text.tokenizer.encode(prompt), *text.after_prompt]
+
+
+def _for_prompts(model: tuple[ModelConfig, Params], rows: int) -> Callable[[list[int]], Drafter]:
+    """Return what makes a model ready to write after a prompt, in one shape for all prompts: the
+    model itself, or with the prompt encoded.
+    """
+    config, params = model
+    if config.encodes:
+        return lambda prompt: Drafter(config, params, rows, prompt[:-1])
+    drafter = Drafter(config, params, rows)
+    return lambda prompt: drafter
 
 
 def measure(
@@ -122,20 +134,21 @@ def measure(
     text = TextFormat.of_model(directory)
     prompts = list(prompts_of(text))
     rows = max(len(prompt) for _, prompt in prompts) + tokens + drafts
-    config, params = load_model(directory)
-    model, size = Drafter(config, params, rows), config.vocab_size
-    ways: dict[str, Proposer] = {"n-grams": Ngrams(size)}
-    if draft_model is not None:
-        small = Drafter(*load_model(draft_model), rows)
-        ways |= {"the draft model": small, "both": Ngrams(size, small)}
-    measured = []
+    private = load_model(directory, encoders=True)
+    small = None if draft_model is None else load_model(draft_model, encoders=True)
+    size, measured = private[0].vocab_size, []
+    of_model, of_small = _for_prompts(private, rows), small and _for_prompts(small, rows)
+    ways: dict[str, Callable[[list[int]], Proposer]] = {"n-grams": lambda prompt: Ngrams(size)}
+    if of_small is not None:
+        ways["the draft model"] = of_small
+        ways["both"] = lambda prompt: Ngrams(size, of_small(prompt))
     for temperature in TEMPERATURES:
-        for way, drafter in ways.items():
+        for way, drafter_of in ways.items():
             for number, (kind, prompt) in enumerate(prompts):
                 say(f"{way} at {temperature:g}: prompt {number + 1} of {len(prompts)}")
                 one = run(
-                    model,
-                    drafter,
+                    of_model(prompt),
+                    drafter_of(prompt),
                     prompt,
                     text.tokenizer.eos_ids,
                     tokens,

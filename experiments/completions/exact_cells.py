@@ -35,6 +35,7 @@ Cells = Mapping[str, Mapping[str, Mapping[str, str]]]  # by table, row, column
 # Of functions of one size: how tables in docs/results and of protocols/README.md call them, and the
 # case of `bench op`.
 FUNCTIONS = (
+    ("ReLU (1,024)", "relu", ("relu", 1024)),
     ("GELU, 6 thresholds (1,024 values)", "gelu", ("gelu", 1024)),
     ("SiLU, 6 thresholds (1,024)", "silu", ("silu", 1024)),
     ("reciprocal over 2^10 (256)", "reciprocal, rsqrt over 2^10", ("reciprocal", 256)),

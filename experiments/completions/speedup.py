@@ -31,7 +31,9 @@ from experiments.common.report import Column, Files, both_ways, rows_table, spre
 from experiments.completions.plan import MODES
 from experiments.completions.study import completed, watched
 from models.hf import load_config
+from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
+from spu_llm.api.texts import tokens_of_prompt
 from spu_llm.app.printing import show, show_table
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.settings import BACKENDS, OWN
@@ -80,9 +82,13 @@ def matrix(
 
 def check(model: Path, draft_model: Path, runs: Sequence[tuple[SpeedupRun, Prompt]]) -> None:
     """Raise InputError for what cannot be measured."""
-    config, tokenizer = load_config(model), Tokenizer.load(draft_model)
+    config, text = load_config(model, encoders=True), TextFormat.of_model(model)
+    if Tokenizer.load(draft_model).digest != text.tokenizer.digest:
+        raise InputError("--draft-model has another tokenizer than the model")
     for run, prompt in runs:
-        length = len(tokenizer.encode(prompt.text))
+        request = _request(run, tokens_of_prompt("", prompt.text, text)[1])
+        request.check(config)
+        length = request.begun(config)
         if run.tokens < 2 or length + run.tokens + run.drafts + 1 > config.context:
             raise InputError(
                 f"--tokens must be 2 or more, and {run.tokens} after the {length} of the prompt "
@@ -90,11 +96,15 @@ def check(model: Path, draft_model: Path, runs: Sequence[tuple[SpeedupRun, Promp
             )
 
 
+def _request(run: SpeedupRun, given: Sequence[int]) -> Request:
+    temperature = TEMPERATURE if run.mode == "sampled" else 0.0
+    return Request(len(given), run.tokens, run.drafts, temperature)
+
+
 def measure(run: SpeedupRun, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
     """Make a run; return its record."""
-    given = Tokenizer.load(draft_model).encode(prompt.text)
-    temperature = TEMPERATURE if run.mode == "sampled" else 0.0
-    request = Request(len(given), run.tokens, run.drafts, temperature)
+    given = tokens_of_prompt("", prompt.text, TextFormat.of_model(model))[1]
+    request = _request(run, given)
 
     def work() -> dict[str, Any]:
         return completed(request, given, run.seed, model, draft_model, run.network, run.backend)

@@ -466,7 +466,7 @@ def _own_text(
         return SystemPromptShape(), []
     if config.encodes:
         raise InputError(
-            f"a {config.title} model reads all of a prompt at once, so no text of yours is computed "
+            f"a {config.title} model reads all of a prompt at once, so no text of yours comes "
             "before it; leave --system-prompt out"
         )
     if options.studies:

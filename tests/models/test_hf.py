@@ -79,7 +79,7 @@ def test_config_is_not_text(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"model_type": "bert"}, "is a bert model; only gpt2, llama, mistral, qwen2 are"),
+        ({"model_type": "bert"}, "is a bert model; only gpt2, llama, mistral, qwen2, t5 are"),
         ({"model_type": None}, "names no model_type"),
         ({"activation_function": "relu"}, 'activation_function "relu"; only gelu_new'),
         ({"activation_function": "gelu"}, 'activation_function "gelu"; only gelu_new'),

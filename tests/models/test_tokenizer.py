@@ -277,7 +277,7 @@ def _without_end_of_text() -> str:
         ('{"model": {"type": "WordPiece"}}', "is not a byte-level BPE"),
         (
             '{"model": {"type": "BPE", "vocab": 3}, "decoder": {"type": "ByteLevel"}}',
-            "has no vocabulary of BPE's kind",
+            "has no vocabulary of BPE's or Unigram's",
         ),
         (
             '{"model": {"type": "BPE", "vocab": {"a": 0}}, "decoder": {"type": "ByteLevel"}}',
