@@ -24,7 +24,6 @@ from jax import Array
 
 from models.cache import Block, CacheT, EncoderDecoderCache, Prefix, Rows, rows_after
 from models.family import Family, Layer, Outside, Params, Unchecked, family_of, norm_name, one_row
-from models.ranges import Bounds
 from protocols.functions.nonlinear import rms_norm
 
 
@@ -82,12 +81,11 @@ class EncoderDecoder(Family):
     cross_keys: Callable[[Array, Layer], None] = lambda x, layer: None
     cross_attention: Callable[[Array, Layer], Array] = lambda x, layer: x
 
-    def bounds_of_all(self, weights: Any, config: Any) -> list[Bounds]:
+    def blocks_of(self, weights: Any) -> list[Params]:
+        """Return all folded blocks, the encoder's first, each with the table of its stack."""
         stacks = ("encoder", "encoder_bias"), ("blocks", "bias")
         return [
-            self.bounds({**block, "bias": weights[table]}, config)
-            for stack, table in stacks
-            for block in weights[stack]
+            {**block, "bias": weights[table]} for stack, table in stacks for block in weights[stack]
         ]
 
     def forward(

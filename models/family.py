@@ -85,7 +85,7 @@ class ModelConfig(Ranges):
 
     def _check_sites(self) -> None:
         for names, sites in (
-            (("norm_low", "norm_high"), self.norms),
+            (("norm_low", "norm_high"), len(self.norms)),
             (("largest_activation", "largest_score", "longest_inner"), self.layers),
         ):
             for name in names:
@@ -110,9 +110,17 @@ class ModelConfig(Ranges):
         return int(getattr(self, self.layers_name))
 
     @property
-    def norms(self) -> int:
-        """Return the number of norms, each of which has a range."""
-        return 2 * self.layers + 1
+    def norms(self) -> list[tuple[int | None, str]]:
+        """Return the norms in order, each of which has a range: its block, None for the last one,
+        and its name.
+        """
+        names = "norm of attention", "norm of feed-forward"
+        return [(i, name) for i in range(self.layers) for name in names] + [(None, "last norm")]
+
+    @property
+    def activation(self) -> str:
+        """Return the name of the feed-forward layers' function, of `protocols.functions`."""
+        return "gelu"
 
     @property
     def first_norms(self) -> tuple[int, ...]:
@@ -360,9 +368,9 @@ class Family:
     transposed: Collection[str] = ()
     public: tuple[str, ...] = ()
 
-    def bounds_of_all(self, weights: Any, config: Any) -> list[Bounds]:
-        """Return `bounds` of every block, in the order of their ranges."""
-        return [self.bounds(block, config) for block in weights["blocks"]]
+    def blocks_of(self, weights: Any) -> list[Params]:
+        """Return all folded blocks, in the order of their ranges."""
+        return list(weights["blocks"])
 
     def forward(
         self,
@@ -532,7 +540,7 @@ def bounds_of(weights: Any, config: ModelConfig) -> ModelBounds:
     tokens, positions = tables_of(weights, config)
     last = Linear.of(weights["head"])
     return ModelBounds(
-        _with_slack(family_of(config).bounds_of_all(weights, config)),
+        bounds_of_blocks(family_of(config).blocks_of(weights), config),
         linear=ranges.SLACK * last.largest_product(config.width),
         spread=ranges.SLACK * 2 * last.largest(config.width),
         entry=ranges.SLACK * max(float(np.max(np.abs(table))) for table in (tokens, positions)),
@@ -552,10 +560,7 @@ def bounds_of_blocks(blocks: Sequence[Params], config: ModelConfig) -> list[Boun
     InputError for NaN or infinite weights.
     """
     _check_finite(blocks)
-    return _with_slack([family_of(config).bounds(block, config) for block in blocks])
-
-
-def _with_slack(bounds: Sequence[Bounds]) -> list[Bounds]:
+    bounds = [family_of(config).bounds(block, config) for block in blocks]
     return [Bounds(*(ranges.SLACK * bound for bound in of_block)) for of_block in bounds]
 
 

@@ -65,7 +65,7 @@ def _stored_shape(directory: Path, encoders: bool) -> ModelConfig:
     if config.encodes and not encoders:
         raise InputError(
             f"{path} is of a {config.title} model, whose prompt an encoder reads; such a model "
-            "completes texts (serve, generate), and does nothing else here"
+            "completes texts (serve, generate, demo), and does nothing else here"
         )
     return config
 
@@ -125,9 +125,11 @@ def _loaded(directory: Path, stored: ModelConfig) -> tuple[ModelConfig, Params]:
         return config, _read_params(weights, stored, config.vocab_size)
 
 
-def load_folded(directory: Path, ranges_file: Path | None = None) -> tuple[ModelConfig, Any]:
+def load_folded(
+    directory: Path, ranges_file: Path | None = None, *, encoders: bool = False
+) -> tuple[ModelConfig, Any]:
     """Return configuration and folded weights of a model; errors of `load_model`."""
-    config, params = load_model(directory, ranges_file)
+    config, params = load_model(directory, ranges_file, encoders=encoders)
     return config, family_of(config).fold(params, config)
 
 

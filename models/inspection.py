@@ -16,7 +16,15 @@ from models.family import ModelConfig, Params, bounds_of, family_of
 from models.ranges import LARGEST_LINEAR, Bounds, of_site
 from protocols.arithmetic.projection import GAP, PROJECTIONS, least_bits
 from protocols.bits.compare import sign_cost
-from protocols.functions.nonlinear import PIECES, activation_bits, norm_high, norm_lines, score_bits
+from protocols.functions.nonlinear import (
+    PIECES,
+    RELU_BITS,
+    RELU_ERROR,
+    activation_bits,
+    norm_high,
+    norm_lines,
+    score_bits,
+)
 
 CHECKED, PROVED = "checked", "proved"
 _SOFTMAX_ERROR = 4e-4  # relative (`protocols.functions.nonlinear`)
@@ -54,13 +62,18 @@ def sites(
     reached = bounds_of(weights, config)
     seen = [activations(config, weights, ids) for ids in texts]
     rows = together([Seen(*(part[:, public:] for part in s)) for s in seen]) if seen else None
-    for i, bounds in enumerate(reached.blocks):
-        yield _norm(config, i, 2 * i, "norm of attention", rows)
-        yield _scores(config, i, bounds)
-        yield _norm(config, i, 2 * i + 1, "norm of feed-forward", rows)
-        yield _inputs(config, i, bounds, weights["blocks"][i])
-        yield _inner(config, i, bounds, _last(weights["blocks"][i]).shape[0], rows)
-    yield _norm(config, None, 2 * config.layers, "last norm", rows)
+    blocks = family_of(config).blocks_of(weights)
+    for site, (block, name) in enumerate(config.norms):
+        yield _norm(config, block, site, name, rows)
+        if block is None:
+            continue
+        bounds = reached.blocks[block]
+        if name == "norm of attention":
+            yield _scores(config, block, bounds)
+        elif name == "norm of feed-forward":
+            width = _last(blocks[block]).shape[0]
+            yield _inputs(config, block, bounds, width)
+            yield _inner(config, block, bounds, width, rows)
     spread = config.logit_spread
     yield Site(
         None,
@@ -118,10 +131,14 @@ def _scores(config: ModelConfig, block: int, bounds: Bounds) -> Site:
     )
 
 
-def _inputs(config: ModelConfig, block: int, bounds: Bounds, weights: Any) -> Site:
+def _inputs(config: ModelConfig, block: int, bounds: Bounds, width: int) -> Site:
     largest = of_site(config.largest_activation, block)
-    function = PIECES["silu" if "gate_up" in weights else "gelu"]
-    width = _last(weights).shape[0]
+    bits, error, thresholds = activation_bits(largest), RELU_ERROR, 1
+    if config.activation == "relu":
+        bits += RELU_BITS
+    else:
+        function = PIECES[config.activation]
+        error, thresholds = function.error, len(function.thresholds)
     return Site(
         block,
         "feed-forward inputs",
@@ -131,9 +148,9 @@ def _inputs(config: ModelConfig, block: int, bounds: Bounds, weights: Any) -> Si
         largest,
         PROVED,
         largest / bounds.activation,
-        f"{function.error:.1e}",
-        len(function.thresholds) * width,
-        activation_bits(largest),
+        f"{error:.1e}",
+        thresholds * width,
+        bits,
     )
 
 

@@ -101,6 +101,10 @@ class LlamaConfig(ModelConfig):
         return self.num_key_value_heads
 
     @property
+    def activation(self) -> str:
+        return "silu"
+
+    @property
     def query_groups(self) -> int:
         return self.num_attention_heads // self.num_key_value_heads
 

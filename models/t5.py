@@ -86,8 +86,19 @@ class T5Config(ModelConfig):
         return self.num_layers + self.num_decoder_layers
 
     @property
-    def norms(self) -> int:
-        return 2 * self.num_layers + 3 * self.num_decoder_layers + 2
+    def norms(self) -> list[tuple[int | None, str]]:
+        names = "norm of attention", "norm of cross-attention", "norm of feed-forward"
+        encoder, decoder = range(self.num_layers), range(self.num_layers, self.layers)
+        return [
+            *((i, name) for i in encoder for name in names[::2]),
+            (None, "last norm of the encoder"),
+            *((i, name) for i in decoder for name in names),
+            (None, "last norm"),
+        ]
+
+    @property
+    def activation(self) -> str:
+        return "relu" if self.feed_forward_proj == RELU else "gelu"
 
     @property
     def first_norms(self) -> tuple[int, ...]:

@@ -181,13 +181,14 @@ silu = _activation("silu", jax.nn.silu, PIECES["silu"])
 """SiLU; |x| <= 240, or what `bits` = `activation_bits(largest)` holds."""
 
 
-_RELU_BITS = 6  # fraction bits of a comparison with zero, more than activations' 4
+RELU_BITS = 6  # fraction bits of a comparison with zero, more than activations' 4
+RELU_ERROR = 2.0 ** -(UNIT_BITS + RELU_BITS)
 
 
 def _relu_on_shares(x: Any, *, bits: int = _BITS) -> Any:
     """Compute x less x where x < 0: the sign of narrow x, then bits times words."""
-    bits += _RELU_BITS
-    top = narrow(x, drop=FRAC_BITS - UNIT_BITS - _RELU_BITS, bits=bits)
+    bits += RELU_BITS
+    top = narrow(x, drop=FRAC_BITS - UNIT_BITS - RELU_BITS, bits=bits)
     (negative,) = below(top[..., None], thresholds=((0,),), bits=bits)
     return x - mux(negative, x)
 

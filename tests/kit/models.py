@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from models.hf import save_model
 from models.llama import LlamaConfig
 from models.t5 import GATED_GELU, T5Config
 from models.tokenizer import END_OF_TEXT
+from models.training.unigram import train_unigram, write_unigram
 
 VOCAB = 288
 PRIVATE = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=1, n_head=2)
@@ -85,6 +87,23 @@ def save_tokenizer(directory: Path, seed_text: str = "def read(path):\n    retur
     bpe.train_from_iterator([seed_text + words] * 4, trainer)
     assert bpe.get_vocab_size() == VOCAB
     bpe.save(str(directory / TOKENIZER_FILE))
+
+
+def make_t5_pair(root: Path) -> tuple[Path, Path]:
+    """Directories of a private T5 and of one that often agrees with it, with a Unigram tokenizer."""
+    words = "alpha beta gamma delta epsilon zeta eta theta"
+    tokenizer = train_unigram([f"def read(path):\n    return path\n{words}"] * 4, VOCAB, 4)
+    config = replace(T5, vocab_size=tokenizer.get_vocab_size())
+    params: Any = tiny_params(config, 6)
+    params = jax.tree.map(lambda w: w / 4 if w.ndim == 2 else w, params)
+    params["embed"] = 0.3 * params["embed"]  # so that the last token is not all that counts
+    noise = tiny_params(config, 106)
+    drafts = jax.tree.map(lambda w, e: w + 0.002 * e if w.ndim == 2 else w, params, noise)
+    directories = root / "private", root / "public"
+    for directory, held in zip(directories, (params, drafts), strict=True):
+        write_unigram(directory, tokenizer, config.n_positions)
+        save_model(directory, config, held)
+    return directories
 
 
 def make_pair(root: Path, private_rows: int = 0, public_rows: int = 0) -> tuple[Path, Path]:

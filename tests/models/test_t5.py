@@ -180,7 +180,7 @@ def test_ranges_are_chosen_on_what_the_model_writes() -> None:
     assert all(len(text) == source_length(FEW, text) + 13 for text in texts)
     chosen = calibrated(FEW, params, texts)
     assert isinstance(chosen, T5Config) and chosen.stream_shift > 0
-    assert len(chosen.norm_low) == FEW.norms == 2 * 1 + 1 + 3 * 2 + 1
+    assert len(chosen.norm_low) == len(FEW.norms) == 2 * 1 + 1 + 3 * 2 + 1
     check_ranges(fold(params, chosen), chosen)
     np.testing.assert_allclose(whole(params, chosen), whole(params, FEW), atol=1e-3)
 

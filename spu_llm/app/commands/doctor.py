@@ -269,7 +269,7 @@ def _model(directory: Path, ranges: Path | None) -> Finding:
     from models.hf import load_folded
     from models.tokenizer import Tokenizer
 
-    config, weights = load_folded(directory, ranges)
+    config, weights = load_folded(directory, ranges, encoders=True)
     check_ranges(weights, config)
     Tokenizer.load(directory)
     return Finding("model", OK, f"{directory}: {config.asdict()['family']}, can be served")

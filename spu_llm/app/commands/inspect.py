@@ -36,12 +36,16 @@ def _inspect(options: argparse.Namespace) -> None:
     from models.inspection import sites, table
 
     check_output(options.json)
-    config, params = load_model(options.model, options.ranges)
+    config, params = load_model(options.model, options.ranges, encoders=True)
     check_ranges(family_of(config).fold(params, config), config)
     texts: list[Any] = []
     public = config.public_rows
     if options.text is not None or options.chats is not None:
         texts, beginning = calibration_texts.texts_of(options, config.context)
+        if config.encodes:
+            texts, beginning = calibration_texts.with_answers(
+                texts, beginning, options.model, config, params
+            )
         public = max(public, beginning)
     reached = list(sites(config, params, texts, public))
     show_table(table(reached))
