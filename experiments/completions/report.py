@@ -28,7 +28,7 @@ from typing import Any
 from experiments.benchmarks.op_report import count_text
 from experiments.common import report, saved
 from experiments.common.report import QUIET, Column, Text, rows_table, spread
-from experiments.completions.plan import MODES, SYSTEMS
+from experiments.completions.plan import MODES, PARTS, SYSTEMS
 
 Record = dict[str, Any]
 Figure = Callable[[Record], float]
@@ -72,8 +72,7 @@ def online(record: Record, unit: str) -> float:
 
 def everything(record: Record, unit: str) -> float:
     """Return the cost of all that the session took, per emitted token."""
-    parts = ("launch", "set_up", "material", "planning", "prefill", "decode")
-    return sum(_scaled(record, part, unit) for part in parts) / emitted(record)
+    return sum(_scaled(record, part, unit) for part in PARTS) / emitted(record)
 
 
 def amortised(record: Record, unit: str, tokens: int) -> float:

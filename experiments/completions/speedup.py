@@ -28,14 +28,15 @@ from typing import Any
 from experiments.common import commands, saved
 from experiments.common.prompts import TEMPERATURE, Prompt, read_prompts
 from experiments.common.report import Column, Files, both_ways, rows_table, spread
-from experiments.completions.plan import MODES
+from experiments.completions.plan import MODES, PARTS
+from experiments.completions.resumable import check_whole, made
 from experiments.completions.study import completed, watched
 from models.hf import load_config
 from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from spu_llm.api.texts import tokens_of_prompt
-from spu_llm.app.printing import show, show_table
-from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.app.printing import show_table
+from spu_llm.core.errors import InputError
 from spu_llm.core.settings import BACKENDS, OWN
 from spu_llm.systems.decoding.request import Request
 
@@ -129,12 +130,11 @@ def seconds(*parts: str) -> Figure:
 
 def megabytes(record: Record) -> float:
     """Return all bytes of a run but the hint's for each token, in MB."""
-    moved = sum(both_ways(record["costs"][part]) for part in ALL)
+    moved = sum(both_ways(record["costs"][part]) for part in PARTS)
     return float(moved) / 1e6 / int(record["emitted"])
 
 
-ALL = ("launch", "set_up", "material", "planning", "prefill", "decode")
-ONLINE, EVERYTHING = seconds("prefill", "decode"), seconds(*ALL)
+ONLINE, EVERYTHING = seconds("prefill", "decode"), seconds(*PARTS)
 
 
 def key_of(record: Record) -> tuple[str, str, str, int]:
@@ -285,22 +285,7 @@ def command(options: argparse.Namespace) -> None:
         options.tokens,
     )
     check(*pair, runs)
-    data = saved.runs_in(options.json)
-    done = [record["asked"] for record in data["runs"]]
-    failed = 0
-    for number, (run, prompt) in enumerate(runs, start=1):
-        if asdict(run) in done:
-            continue
-        show(f"{number} of {len(runs)}: {' '.join(map(str, asdict(run).values()))}")
-        try:
-            data["runs"].append(measure(run, prompt, *pair))
-        except SpuLlmError as exc:
-            # The next run of hours may do better; this one is made when the command is given again.
-            show(f"  failed: {exc}")
-            data["failed"].append({"asked": asdict(run), "error": str(exc)})
-            failed += 1
-        commands.write(options, data)
+    data, failed = made(options, runs, lambda run, prompt: measure(run, prompt, *pair))
     if data["runs"]:
         show_table("\n".join(table(data["runs"])))
-    if failed:
-        raise SpuLlmError(f"{failed} of {len(runs)} runs failed; give the command again")
+    check_whole(runs, failed)

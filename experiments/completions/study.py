@@ -34,12 +34,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.common import commands, saved
+from experiments.common import commands
 from experiments.common.load import busy_seconds, own_seconds
 from experiments.common.measured import FIGURES, peaks, price, summed, total
 from experiments.common.prompts import TEMPERATURE, Prompt, read_prompts
 from experiments.common.two_parties import run_study
-from experiments.completions.plan import MODES, SYSTEMS
+from experiments.completions.plan import MODES, PARTS, SYSTEMS
+from experiments.completions.resumable import check_whole, made
 from experiments.fidelity.logits import MAX_ERROR
 from experiments.spu_baseline import whole as spu_whole
 from models.draft import Drafter
@@ -48,9 +49,9 @@ from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.api.defaults import DRAFT_LENGTH
-from spu_llm.app.printing import show, show_table
+from spu_llm.app.printing import show_table
 from spu_llm.compiler.demand import Demand
-from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.settings import OWN
 from spu_llm.offline.ot.transfers import EXTENSION
@@ -244,7 +245,7 @@ def watched(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     elapsed = time.perf_counter() - started
     others = busy_seconds() - busy - (own_seconds() - own)
     costs = record["costs"]
-    parts = ("hint", "set_up", "material", "planning", "prefill", "decode")
+    parts = ("hint", *PARTS[1:])
     costs["launch"] = NO_COST | {"seconds": elapsed - sum(costs[p]["seconds"] for p in parts)}
     costs["whole"] = summed(costs[p] for p in ("launch", *parts))
     after = {
@@ -391,17 +392,6 @@ def plaintext_tokens(
     return client.tokens
 
 
-# ---- all runs, resumably
-
-
-def missing(
-    runs: Sequence[tuple[CompletionStudyRequest, Prompt]], earlier: dict[str, Any]
-) -> list[tuple[CompletionStudyRequest, Prompt]]:
-    """Return the runs of which the `earlier` result has no record."""
-    done = [record["asked"] for record in earlier["runs"]]
-    return [(asked, prompt) for asked, prompt in runs if asdict(asked) not in done]
-
-
 # ---- the command
 
 
@@ -446,20 +436,10 @@ def command(options: argparse.Namespace) -> None:
         prompts[: options.prompts], options.network, systems, options.tokens, options.stock_tokens
     )
     check(*pair, runs)
-    data = saved.runs_in(options.json)
-    for asked, prompt in missing(runs, data):
-        show(f"{asked.network}, {asked.prompt}, {asked.mode}, {asked.system}")
-        try:
-            data["runs"].append(measure(asked, prompt, *pair))
-        except SpuLlmError as exc:
-            # The next run of hours may do better; this one is made when the command is given again.
-            show(f"  failed: {exc}")
-            data["failed"].append({"asked": vars(asked), "error": str(exc)})
-        commands.write(options, data)
+    data, failed = made(options, runs, lambda asked, prompt: measure(asked, prompt, *pair))
     if data["runs"]:
         show_table(completions_report.table(data))
     if options.plot is not None and data["runs"]:
         completions_report.plot(data, options.plot)
-    if left := missing(runs, data):
-        raise SpuLlmError(f"{len(left)} of {len(runs)} runs failed; give the command again")
+    check_whole(runs, failed)
     commands.check(data["runs"])

@@ -11,6 +11,7 @@ import pytest
 
 from experiments.common.prompts import Prompt
 from experiments.completions import speedup
+from experiments.completions.plan import PARTS
 from spu_llm.app.cli import main
 from tests.kit.pair import Pair
 
@@ -24,7 +25,7 @@ def record(
     part = {"seconds": seconds, "client_to_provider": 10**6, "provider_to_client": 10**6}
     return {
         "asked": asked | {"drafts": drafts},
-        "costs": {"hint": part} | dict.fromkeys(speedup.ALL, part),
+        "costs": {"hint": part} | dict.fromkeys(PARTS, part),
         "stayed": stayed,
         "steps": len(stayed),
         "emitted": 1 + sum(stayed) + len(stayed),

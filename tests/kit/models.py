@@ -90,7 +90,7 @@ def save_tokenizer(directory: Path, seed_text: str = "def read(path):\n    retur
 
 
 def make_t5_pair(root: Path) -> tuple[Path, Path]:
-    """Directories of a private T5 and of one that often agrees with it, with a Unigram tokenizer."""
+    """Directories of a private T5 and of one that often agrees; their tokenizer is Unigram."""
     words = "alpha beta gamma delta epsilon zeta eta theta"
     tokenizer = train_unigram([f"def read(path):\n    return path\n{words}"] * 4, VOCAB, 4)
     config = replace(T5, vocab_size=tokenizer.get_vocab_size())
