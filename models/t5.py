@@ -66,8 +66,9 @@ class T5Config(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_heads * self.d_kv > 1_000_000 or not 1 <= self.n_positions <= 1_000_000:
-            raise ValueError("all heads together, or the positions, are too many")
+        heads = max(self.d_kv, self.relative_attention_num_buckets) * self.num_heads
+        if heads > 1_000_000 or not 1 <= self.n_positions <= 1_000_000:
+            raise ValueError("all heads together, their buckets, or the positions, are too many")
         if self.feed_forward_proj not in (RELU, GATED_GELU):
             raise ValueError(f"feed_forward_proj must be {RELU} or {GATED_GELU}")
         if not 0 <= self.decoder_start_token_id < self.vocab_size:

@@ -103,6 +103,7 @@ def test_names_of_tensors(tmp_path: Path) -> None:
         ({"feed_forward_proj": GATED_GELU}, "has no tensor encoder.block.0.layer.1.DenseRelu"),
         ({"tie_word_embeddings": False}, "has no tensor lm_head.weight"),
         ({"n_positions": 10**9}, "the positions, are too many"),
+        ({"relative_attention_num_buckets": 10**6}, "their buckets, or"),
     ],
 )
 def test_config_does_not_fit(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
