@@ -190,6 +190,8 @@ TABLES: dict[str, Tables] = {
     ),
     "speedup": Tables(("speedup",), speedup.tables),
     "backends": Tables(("backends",), speedup.tables),
+    "speedup_t5": Tables(("speedup_t5",), speedup.tables),
+    "drafts_t5": printed("drafts_t5", lambda data: drafts.table(data["runs"]), seconds=False),
     "trees": printed("trees", trees.table, seconds=False),
     "drafts_shipped": printed(
         "drafts_shipped", lambda data: drafts.table(data["runs"]), seconds=False
