@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from models.family import family_of
 from protocols.verification.variants import side_by_side
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.secure_function import SecureFunction
@@ -90,7 +91,7 @@ class Decoder:
         of the step that may follow, whose correlations may be made meanwhile; None: there is none.
         """
         self.demand = Demand()
-        self._public = self._session.call(self._programs.public, self._weights)
+        self._public = self._of_both(self._session.call)
         return self._forward(
             0, then, self._programs.prefill, prompts, *inputs, self._prefix, self._hidden
         )
@@ -137,7 +138,7 @@ class Decoder:
             return function.results(*args)
 
         prompts, inputs = layout.rows_in(max(layout.prompts)), self.judge_shapes(1)
-        prefix, public = (self._prefix, self._hidden), run(programs.public, self._weights)
+        prefix, public = (self._prefix, self._hidden), self._of_both(run)
         _, _, shared, _ = run(programs.prefill, self._weights, prompts, *inputs, *prefix)
         for size in layout.sizes:
             if layout.inside + size > shared.positions:
@@ -158,6 +159,12 @@ class Decoder:
         if layout.packs:
             kept = shape((layout.lanes, layout.live_rows), np.int32)
             run(pack(layout.sizes[-1], layout.inside, layout.backend), kept, shared)
+
+    def _of_both(self, run: Callable[..., Any]) -> Any:
+        """Return what `run` gives of the weights that both parties know; none in most families."""
+        if not family_of(self._layout.config).public:
+            return {}
+        return run(self._programs.public, self._weights)
 
     def inputs(
         self, count: int, provider: Prg | None, client: Callable[..., Sequence[Any]], *args: Any
