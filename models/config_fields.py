@@ -20,6 +20,19 @@ def check_switches(raw: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
             )
 
 
+def has_encoder(raw: Mapping[str, Any]) -> bool:
+    """Return whether an encoder reads the prompt, as the `transformers` library takes it."""
+    return raw.get("is_encoder_decoder", raw.get("model_type") == "t5") is True
+
+
+def start_token(raw: Mapping[str, Any]) -> int:
+    """Return the token that a decoder's text begins with. InputError when it is no number."""
+    start = raw.get("decoder_start_token_id", raw.get("pad_token_id", 0))
+    if type(start) is not int or start < 0:
+        raise InputError(f"has decoder_start_token_id {shown(start)}; it must be a token's number")
+    return start
+
+
 def positive_int(raw: Mapping[str, Any], name: str) -> int:
     """Return a size; InputError when it is not a positive integer."""
     value = raw.get(name)

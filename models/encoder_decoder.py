@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -37,9 +37,10 @@ class RelativePositions(NamedTuple):
     def check(self) -> None:
         """Raise ValueError for sizes that no model has."""
         least = 4 if self.both_ways else 2
-        if self.buckets % least or not self.buckets // least < self.most <= 1_000_000:
+        exact = self.buckets // least
+        if self.buckets % least or not 1 <= exact < self.most <= 1_000_000:
             raise ValueError(
-                "relative_attention_num_buckets must be a multiple of 4, and "
+                "relative_attention_num_buckets must be a positive multiple of 4, and "
                 "relative_attention_max_distance above a half of it"
             )
 
@@ -78,8 +79,8 @@ class EncoderDecoder(Family):
     cross_attention(x, layer)   -> what cross-attention adds to the residual stream, [L n, d].
     """
 
-    cross_keys: Callable[[Array, Layer], None] = lambda x, layer: None
-    cross_attention: Callable[[Array, Layer], Array] = lambda x, layer: x
+    cross_keys: Callable[[Array, Layer], None] = field(kw_only=True)
+    cross_attention: Callable[[Array, Layer], Array] = field(kw_only=True)
 
     def blocks_of(self, weights: Any) -> list[Params]:
         """Return all folded blocks, the encoder's first, each with the table of its stack."""

@@ -15,7 +15,7 @@ through the model together. Linear layers, norms and comparisons take all L n ro
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from importlib import import_module
 from typing import Any, ClassVar, TypedDict, get_type_hints
@@ -317,7 +317,9 @@ class Layer:
             self.prefix, self.number, self.keys, self.values, visible, heads // shared
         )
         largest = ranges.of_site(self.config.largest_score, self.number)
-        out, self.outside = attend(grouped, blocks, largest, self.rows.bias)
+        bias = self.rows.bias
+        assert bias is None or (heads == shared and self.ends is None)
+        out, self.outside = attend(grouped, blocks, largest, bias)
         return join_heads(out.reshape(heads, n, size), self.lanes)
 
 
@@ -349,7 +351,8 @@ class Family:
     attention(x, layer), mlp(x, layer)
         -> what the layer adds to the residual stream, [L n, d], given normalised rows x [L n, d].
     angles(config, rows)    -> what attention needs of positions that enter in every block.
-    public                  names of folded weights that both parties of a session know.
+    public                  names of folded weights that both parties of a session may have to
+                            know, with what they are, in words.
     """
 
     config: type[ModelConfig]
@@ -366,7 +369,7 @@ class Family:
     mlp: Callable[[Array, Layer], Array]
     angles: Callable[[Any, Rows], Any] = lambda config, rows: None
     transposed: Collection[str] = ()
-    public: tuple[str, ...] = ()
+    public: Mapping[str, str] = field(default_factory=dict)
 
     def blocks_of(self, weights: Any) -> list[Params]:
         """Return all folded blocks, in the order of their ranges."""

@@ -64,8 +64,8 @@ def _stored_shape(directory: Path, encoders: bool) -> ModelConfig:
         raise InputError(f"{path} describes no model that works here: {error}") from None
     if config.encodes and not encoders:
         raise InputError(
-            f"{path} is of a {config.title} model, whose prompt an encoder reads; such a model "
-            "completes texts (serve, generate, demo), and does nothing else here"
+            f"{path} is of a {config.title} model, whose prompt an encoder reads; this command "
+            "takes no such model (serve, generate and demo do)"
         )
     return config
 

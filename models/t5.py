@@ -23,7 +23,7 @@ from jax import Array
 
 from models.cache import Block as CacheBlock
 from models.cache import EncoderDecoderCache, split_heads
-from models.config_fields import check_switches, fraction, positive_int
+from models.config_fields import check_switches, fraction, positive_int, start_token
 from models.encoder_decoder import EncoderDecoder, RelativePositions
 from models.family import Layer, Matrix, ModelConfig
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_score, of_site
@@ -67,8 +67,13 @@ class T5Config(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         heads = max(self.d_kv, self.relative_attention_num_buckets) * self.num_heads
-        if heads > 1_000_000 or not 1 <= self.n_positions <= 1_000_000:
-            raise ValueError("all heads together, their buckets, or the positions, are too many")
+        if heads > 1_000_000 or not 2 <= self.n_positions <= 1_000_000:
+            raise ValueError(
+                "n_positions must be 2 to 1,000,000, and all heads together, or their buckets, no "
+                "more than that"
+            )
+        if self.public_rows:
+            raise ValueError("public_rows must be 0: an encoder reads all of a prompt at once")
         if self.feed_forward_proj not in (RELU, GATED_GELU):
             raise ValueError(f"feed_forward_proj must be {RELU} or {GATED_GELU}")
         if not 0 <= self.decoder_start_token_id < self.vocab_size:
@@ -450,15 +455,12 @@ def parse(raw: Mapping[str, Any]) -> T5Config:
     tied = raw.get("tie_word_embeddings", True)
     if not isinstance(tied, bool):
         raise InputError(f"has tie_word_embeddings {shown(tied)}; it must be true or false")
-    start = raw.get("decoder_start_token_id", raw.get("pad_token_id", 0))
-    if isinstance(start, bool) or not isinstance(start, int):
-        raise InputError(f"has decoder_start_token_id {shown(start)}; it must be a token's number")
     return T5Config(
         **sizes,
         **others,
         feed_forward_proj=projection,
         layer_norm_epsilon=fraction(raw, "layer_norm_epsilon", 1e-6),
-        decoder_start_token_id=start,
+        decoder_start_token_id=start_token(raw),
         tie_word_embeddings=tied,
     )
 
@@ -495,7 +497,7 @@ FAMILY = EncoderDecoder(
     embed=embed,
     attention=attention,
     mlp=mlp,
-    public=("bias",),
+    public={"bias": "the decoder's relative position bias"},
     cross_keys=cross_keys,
     cross_attention=cross_attention,
 )

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from models.chat import MOST_CHARACTERS, Template
+from models.config_fields import has_encoder, start_token
 from models.files import CONFIG_FILE, TOKENIZER_FILE, parsed, read_json
 from models.tokenizer import Tokenizer, checked_eos_ids
 from spu_llm.core.errors import InputError
@@ -110,10 +111,13 @@ def _after_prompt(directory: Path, tokenizer: Tokenizer) -> list[int]:
     """
     path = directory / CONFIG_FILE
     raw = read_json(path, "") if path.exists() else {}
-    if not isinstance(raw, dict) or raw.get("is_encoder_decoder") is not True:
+    if not isinstance(raw, dict) or not has_encoder(raw):
         return []
-    start = raw.get("decoder_start_token_id", raw.get("pad_token_id", 0))
-    if type(start) is not int or not 0 <= start < tokenizer.vocab_size:
+    try:
+        start = start_token(raw)
+    except InputError as error:
+        raise InputError(f"{path} {error}") from None
+    if start >= tokenizer.vocab_size:
         raise InputError(f"{path} has a decoder_start_token_id that is no token; copy it again")
     return [*tokenizer.ending, start]
 

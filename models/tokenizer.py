@@ -77,10 +77,11 @@ class Tokenizer:
             )
         else:
             bytes_of = functools.partial(_sentencepiece, bpe, decoders)
+        unigram = _type(content["model"]) == "Unigram"
         special = {
             token["content"]
             for token in added
-            if token.get("special") and not _SENTINEL.fullmatch(token["content"])
+            if token.get("special") and not (unigram and _SENTINEL.fullmatch(token["content"]))
         }
         return Tokenizer(
             eos_ids=eos_ids(tokens),
@@ -98,7 +99,11 @@ class Tokenizer:
     def special_tokens(self) -> dict[str, int]:
         """Return the ids of special tokens, which have no text, by name."""
         added = self._bpe.get_added_tokens_decoder().items()
-        return {token.content: number for number, token in added if token.special}
+        return {
+            token.content: number
+            for number, token in added
+            if token.special and not self._bytes[number]
+        }
 
     def is_named(self, digest: str) -> bool:
         """Tell whether `digest` is a digest of this tokenizer, by its meaning or as spelt; keys

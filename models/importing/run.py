@@ -79,7 +79,7 @@ def _check(made: Path, contents: Mapping[str, Any]) -> None:
     for name, content in contents.items():
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         (made / name).write_text(text, encoding="utf-8", errors="surrogatepass")
-    load_config(made)
+    load_config(made, encoders=True)
     Tokenizer.load(made)
 
 

@@ -1,4 +1,4 @@
-"""Train the shipped T5 pair: `python -m models.training.train_t5 --out models/shipped_t5`.
+"""Train the shipped T5 pair: `python -m models.training.train_t5 --out models/shipped/t5`.
 
 Three stages as in `models.training.train`: the tokenizer, the private model, and the public draft
 model distilled from it, on the same files.

@@ -16,6 +16,7 @@ from models.tokenizer import Tokenizer
 from spu_llm.api.events import OnEvent, Text, event_of
 from spu_llm.api.marking import Marking
 from spu_llm.api.provider import Provider
+from spu_llm.core.errors import InputError
 from spu_llm.core.machine import Machine, machine
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
@@ -178,8 +179,18 @@ def _check(call: CompletionCall) -> None:
     used.
     """
     call.request.check_options()
+    after = call.text is not None and call.text.text.after_prompt
+    if after and call.marking is not None:
+        raise InputError(
+            "a text after what an encoder reads has no watermark; leave --watermark out"
+        )
     if call.request.draft_length and call.inputs.draft_dir is not None:
-        load_model(Path(call.inputs.draft_dir), encoders=True)
+        config, _ = load_model(Path(call.inputs.draft_dir), encoders=True)
+        if config.encodes != bool(after):
+            raise InputError(
+                f"--draft-model is a {config.title} model, and only one of it and the provider's "
+                "model reads a prompt with an encoder; give another"
+            )
 
 
 def _completion(

@@ -68,19 +68,26 @@ def texts_of(options: argparse.Namespace, context: int) -> tuple[list[np.ndarray
 
 
 def with_answers(
-    texts: list[np.ndarray], public: int, directory: Path, config: ModelConfig, params: Params
-) -> tuple[list[np.ndarray], int]:
-    """Return texts of a model whose encoder reads a prompt, as `texts_of` does: each text, and its
-    beginning alone, with what the model writes after it.
+    options: argparse.Namespace, config: ModelConfig, params: Params
+) -> list[np.ndarray]:
+    """Return the texts of a model whose encoder reads a prompt: each that `texts_of` gives, and its
+    beginning alone, with what the model writes after it. InputError for options that such a model
+    has no use for.
     """
     from models.calibration import answered
     from models.text_format import TextFormat
 
-    after = TextFormat.of_model(directory).after_prompt
+    if options.public_prefix or options.chats is not None:
+        raise InputError(
+            f"a {config.title} model has no public prefix and no chats; leave --public-prefix out, "
+            "and give --text"
+        )
+    texts, _ = texts_of(options, config.context)
+    after = TextFormat.of_model(options.model).after_prompt
     whole = [[int(token) for token in text[: config.context - len(after)]] for text in texts]
     begun = [text[:BEGINNING] for text in whole if len(text) > BEGINNING]
     most = min(ANSWER, config.context - 1)
-    return answered(config, params, [*whole, *begun], after, most), 0
+    return answered(config, params, [*whole, *begun], after, most)
 
 
 Part = tuple[list[int], list[int]]  # what is public, and what comes after it

@@ -107,6 +107,8 @@ def test_what_else_a_t5_does_not_do(
     refused(whose, "split", "serve", "--mode", "mpc", *listening)
     both = "--private", t5s.private, "--public", t5s.public
     refused(whose, "align", *both, "--text", text, "--out", tmp_path / "out")
+    for command in ("calibrate", "inspect"):
+        refused("no public prefix", command, *model, "--text", text, "--public-prefix", "def")
     refused("leave --system-prompt out", "serve", *listening, "--system-prompt", text)
     assert not (tmp_path / "out").exists() or not os.listdir(tmp_path / "out")
 

@@ -95,15 +95,16 @@ def test_names_of_tensors(tmp_path: Path) -> None:
         ({"tie_word_embeddings": 1}, "tie_word_embeddings 1; it must be true or false"),
         ({"decoder_start_token_id": 50}, "decoder_start_token_id is no token"),
         ({"decoder_start_token_id": True}, "decoder_start_token_id true; it must be a token's"),
-        ({"relative_attention_num_buckets": 6}, "must be a multiple of 4"),
-        ({"relative_attention_max_distance": 4}, "must be a multiple of 4, and"),
+        ({"relative_attention_num_buckets": 6}, "must be a positive multiple of 4"),
+        ({"relative_attention_max_distance": 4}, "must be a positive multiple of 4, and"),
         ({"num_layers": 1}, "more layers than 1, the number"),
         ({"num_decoder_layers": 2}, "more layers than 2, the number"),
         ({"num_decoder_layers": 4}, "has no tensor decoder.block.3.layer.0.layer_norm.weight"),
         ({"feed_forward_proj": GATED_GELU}, "has no tensor encoder.block.0.layer.1.DenseRelu"),
         ({"tie_word_embeddings": False}, "has no tensor lm_head.weight"),
-        ({"n_positions": 10**9}, "the positions, are too many"),
-        ({"relative_attention_num_buckets": 10**6}, "their buckets, or"),
+        ({"n_positions": 10**9}, "n_positions must be 2 to"),
+        ({"n_positions": 1}, "n_positions must be 2 to"),
+        ({"relative_attention_num_buckets": 10**6}, "or their buckets"),
     ],
 )
 def test_config_does_not_fit(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
@@ -122,7 +123,7 @@ def test_an_old_config_lacks_what_follows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("load", [load_config, load_model, load_folded, load_uncalibrated])
 def test_whoever_does_not_ask_for_encoders_gets_none(tmp_path: Path, load: Any) -> None:
     save_model(tmp_path, OLD, random_params(OLD))
-    with pytest.raises(InputError, match="a T5 model, whose prompt an encoder reads; such a model"):
+    with pytest.raises(InputError, match="a T5 model, whose prompt an encoder reads; this command"):
         load(tmp_path)
 
 
@@ -199,4 +200,16 @@ def test_blocks_are_not_cut() -> None:
 
 
 def test_what_both_parties_know_is_the_decoder_s_table_alone() -> None:
-    assert FAMILY.public == ("bias",)
+    assert list(FAMILY.public) == ["bias"]
+
+
+@pytest.mark.parametrize("buckets", [0, -4])
+def test_a_peer_that_states_no_buckets_is_refused(buckets: int) -> None:
+    """Fields of a session's settings come from the other party."""
+    with pytest.raises(ValueError, match="must be a positive multiple of 4"):
+        config_from({**T5.asdict(), "relative_attention_num_buckets": buckets})
+
+
+def test_ranges_that_leave_out_first_rows_are_none() -> None:
+    with pytest.raises(ValueError, match="public_rows must be 0"):
+        replace(T5, public_rows=1)

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from models.stops import Stops
 from models.text_format import TextFormat
 from models.tokenizer import StreamDecoder, Tokenizer
 from models.training.unigram import sentinels_of, train_unigram, write_unigram
@@ -117,6 +118,18 @@ def test_a_prompt_ends_with_what_the_model_wants(tmp_path: Path) -> None:
     assert public == [] and tokens == [*text.tokenizer.encode("the fox"), 1, 0]
     with pytest.raises(InputError, match="reads all of a prompt at once"):
         tokens_of_prompt("the", "fox", text)
+
+
+def test_a_config_that_leaves_the_encoder_out(tmp_path: Path) -> None:
+    """A T5 has one, whether its config.json says so or not."""
+    (saved(tmp_path, published()) / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1}')
+    assert TextFormat.of_model(tmp_path).after_prompt == (1, 0)
+
+
+def test_a_stop_may_have_a_sentinel_and_more(own: Tokenizer) -> None:
+    stops = Stops.of(["<extra_id_0> the", "</s>"], own)
+    assert stops.texts == ("<extra_id_0> the", "</s>") and stops.tokens == {1}
 
 
 def test_a_model_without_an_encoder_wants_nothing(tmp_path: Path) -> None:

@@ -45,9 +45,10 @@ def _calibrate(options: argparse.Namespace) -> None:
     if options.out is None and options.model.is_dir() and not os.access(options.model, os.W_OK):
         raise InputError(f"{options.model} is read-only; give --out FILE, and serve --ranges FILE")
     config, params = load_uncalibrated(options.model, encoders=True)
-    texts, public = calibration_texts.texts_of(options, config.context)
     if config.encodes:
-        texts, public = calibration_texts.with_answers(texts, public, options.model, config, params)
+        texts, public = calibration_texts.with_answers(options, config, params), 0
+    else:
+        texts, public = calibration_texts.texts_of(options, config.context)
     chosen = calibrated(config, params, texts, public)
     save_ranges(out, chosen)
     for name, value in as_dict(chosen).items():

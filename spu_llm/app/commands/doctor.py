@@ -267,11 +267,11 @@ def _answering(options: argparse.Namespace) -> Finding:
 def _model(directory: Path, ranges: Path | None) -> Finding:
     from models.family import check_ranges
     from models.hf import load_folded
-    from models.tokenizer import Tokenizer
+    from models.text_format import TextFormat
 
     config, weights = load_folded(directory, ranges, encoders=True)
     check_ranges(weights, config)
-    Tokenizer.load(directory)
+    TextFormat.of_model(directory)
     return Finding("model", OK, f"{directory}: {config.asdict()['family']}, can be served")
 
 

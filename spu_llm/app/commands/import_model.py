@@ -37,7 +37,7 @@ def _import(options: argparse.Namespace) -> None:
     from models.importing.run import import_model
 
     import_model(options.source, options.out)
-    config = load_config(options.out)
+    config = load_config(options.out, encoders=True)
     size = (options.out / WEIGHTS_FILE).stat().st_size
     show(
         f"{options.out} written: {config.title}, {config.layers} blocks of width {config.width}, "

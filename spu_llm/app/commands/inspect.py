@@ -41,12 +41,11 @@ def _inspect(options: argparse.Namespace) -> None:
     texts: list[Any] = []
     public = config.public_rows
     if options.text is not None or options.chats is not None:
-        texts, beginning = calibration_texts.texts_of(options, config.context)
         if config.encodes:
-            texts, beginning = calibration_texts.with_answers(
-                texts, beginning, options.model, config, params
-            )
-        public = max(public, beginning)
+            texts = calibration_texts.with_answers(options, config, params)
+        else:
+            texts, beginning = calibration_texts.texts_of(options, config.context)
+            public = max(public, beginning)
     reached = list(sites(config, params, texts, public))
     show_table(table(reached))
     if config.public_rows:

@@ -90,13 +90,15 @@ class ClientSide:
         did not see last, with all its drafts.
         """
         length, several = len(self._text), self._branching.count
-        unseen = min(length, count + 1) if several > 1 else 0
+        unseen = count + 1 if several > 1 else 0
+        # An encoder has read the prompt: what a drafter has not seen comes after it.
+        seen = length if self.begins else max(0, length - unseen)
         streams, tokens = Streams(Prg.from_os(), Prg.from_os()), itertools.cycle((0, 1))
 
         def rehearse() -> None:
             if self.around is not None:
                 self.around.rehearse(count + 1, length - 1)
-            text = [0] * (length - unseen) + [next(tokens)] * unseen
+            text = [0] * seen + [next(tokens)] * min(unseen, length)
             self._drafted(text, count, [streams] * several)
             self._branching.rehearse(count, limit)
 

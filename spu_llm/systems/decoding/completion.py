@@ -13,13 +13,14 @@ from models.family import ModelConfig, weight_shapes
 from models.hf import load_model
 from models.ngrams import Ngrams
 from models.resident import mapped
+from models.t5 import T5Config
 from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from protocols.verification.race import Race
 from protocols.verification.variants import Rule
 from spu_llm.core.channel import Traffic
-from spu_llm.core.errors import InputError
+from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.meter import Entry
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -125,7 +126,9 @@ def stream(label: str, seed: int | None) -> Prg:
 def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> ClientSide:
     """Return the client's half of a completion, by its own model and mark."""
     streams = streams_of(inputs.draft_seed, inputs.sampling_seed)
-    tokenizer = TextFormat.load(Path(inputs.text_format)).tokenizer
+    text = TextFormat.load(Path(inputs.text_format))
+    _check_after_prompt(text, completion.layout.config)
+    tokenizer = text.tokenizer
     rule, branching = _rules(inputs, completion, tokenizer, streams, send)
     return ClientSide(
         prompt=inputs.prompt,
@@ -139,6 +142,16 @@ def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> 
         branching=branching,
         begins=completion.layout.config.encodes,
     )
+
+
+def _check_after_prompt(text: TextFormat, config: ModelConfig) -> None:
+    """Raise PeerError unless the tokens after the prompt are what the provider's model wants."""
+    start = config.decoder_start_token_id if isinstance(config, T5Config) else None
+    if (text.after_prompt[-1] if text.after_prompt else None) != start:
+        raise PeerError(
+            f"the provider's text format ends prompts for another model than the {config.title} "
+            "model that it states"
+        )
 
 
 def _rules(

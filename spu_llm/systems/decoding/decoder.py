@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from models.family import family_of
 from protocols.verification.variants import side_by_side
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.errors import PeerError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, public
 from spu_llm.runtime.session import Session, private_tree
@@ -92,6 +92,7 @@ class Decoder:
         """
         self.demand = Demand()
         self._public = self._of_both(self._session.call)
+        self._check_public()
         return self._forward(
             0, then, self._programs.prefill, prompts, *inputs, self._prefix, self._hidden
         )
@@ -161,10 +162,23 @@ class Decoder:
             run(pack(layout.sizes[-1], layout.inside, layout.backend), kept, shared)
 
     def _of_both(self, run: Callable[..., Any]) -> Any:
-        """Return what `run` gives of the weights that both parties know; none in most families."""
-        if not family_of(self._layout.config).public:
-            return {}
-        return run(self._programs.public, self._weights)
+        """Return what `run` gives of the weights that both parties know: none in most families, and
+        none where rows are public, which the provider computes with alone.
+        """
+        return run(self._programs.public, self._weights) if self._layout.public_weights else {}
+
+    def _check_public(self) -> None:
+        """Raise PeerError for opened weights that shares do not hold: which of them the client
+        computes with would say which rows hold text.
+        """
+        largest = max(self._layout.config.largest_score)
+        for name, words in self._layout.public_weights.items():
+            values = self._session.get(self._public[name])
+            if values is not None and not np.all(np.abs(values) <= largest):
+                raise PeerError(
+                    f"the provider's {words} has numbers beyond {largest:g}, the range that it "
+                    "stated"
+                )
 
     def inputs(
         self, count: int, provider: Prg | None, client: Callable[..., Sequence[Any]], *args: Any

@@ -305,7 +305,7 @@ def declare(session: Session, completion: Completion) -> None:
             session.ledger.declare(learner, "whether activations left their ranges, which ends it")
         session.ledger.declare(PROVIDER, "whether the client had the weights' hint already")
     session.ledger.declare(CLIENT, "ranges of the model's activations, by powers of two")
-    if layout.config.encodes:
-        session.ledger.declare(CLIENT, "the decoder's relative position bias")
+    for words in layout.public_weights.values():
+        session.ledger.declare(CLIENT, words)
     if layout.config.public_rows:
         session.ledger.declare(CLIENT, "how many first tokens of a text these do not hold for")

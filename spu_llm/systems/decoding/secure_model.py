@@ -45,8 +45,8 @@ class SecureModel(NamedTuple):
         the client's are zero. tokens: int32, of all rows; hidden: int32, of the first m, HIDDEN
         where they hold no text.
     public(weights)
-        -> those weights by name that both parties know in a session (`Family.public`), which it
-        opens.
+        -> those weights by name that both parties know where progress is hidden
+        (`Family.public`), which it opens.
     prefill(weights, tokens [lane, n], client, provider, prefix, hidden)
         -> outcome to the client, accepted counts (0), shared block, and the prefix, which is opened
         by now. The last row of every lane is judged.
@@ -111,9 +111,10 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
         return jax.tree.map(lambda rows: known_rows(jnp.tile(rows, (layout.lanes, 1, 1))), block)
 
     def public(weights: Any) -> Params:
-        label = "relative position bias"
-        names = family.public
-        return {name: reveal(weights[name], to=Owner.PUBLIC, label=label) for name in names}
+        return {
+            name: reveal(weights[name], to=Owner.PUBLIC, label=label)
+            for name, label in family.public.items()
+        }
 
     def after(prefix: Block | None, hidden: Array | None) -> Prefix | None:
         if prefix is None or hidden is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -175,6 +176,13 @@ class SessionShape:
     @property
     def lanes(self) -> int:
         return len(self.prompts)
+
+    @property
+    def public_weights(self) -> Mapping[str, str]:
+        """Return the weights that are opened to both parties, with what they are: what depends on
+        rows that only the client knows, it has to compute with.
+        """
+        return family_of(self.config).public if self.hidden else {}
 
     @property
     def begun(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,31 @@ import pytest
 from experiments.common.replay import dry_parties
 from models.draft import Drafter
 from models.encoder_decoder import source_logits
-from models.family import weight_shapes
+from models.family import family_of, weight_shapes
+from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import OpCall
-from spu_llm.core.errors import InputError
+from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SPU
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession, Session
 from spu_llm.runtime.simulation import Simulation
+from spu_llm.systems.decoding.branching import Chains
 from spu_llm.systems.decoding.client_side import ClientSide
+from spu_llm.systems.decoding.completion import client_side_of
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.preparation import demand_of
+from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.decoding.session_shape import SessionShape
 from spu_llm.systems.program import SystemPromptShape
-from tests.kit.models import T5, save_tokenizer, tiny_params
+from tests.kit.models import PRIVATE, T5, make_t5_pair, save_tokenizer, tiny_params
 from tests.models.opened import OPENED
 from tests.systems.decoding.watching import Watched
 
@@ -46,6 +51,7 @@ def calm_params(seed: int) -> Any:
 PARAMS = calm_params(5)
 SOURCE = [40, 41, 42, 43, 60, 61, 1]
 PROMPT = [*SOURCE, T5.decoder_start_token_id]
+BIAS = "the decoder's relative position bias"
 COUNT = 3  # rows of a step
 STEPS = [[100, 101, 102], [140, 141, 142], [180, 181, 182], [220, 221, 222]]
 RETAINED = [2, 1, 3, 1]  # rows that stay of each step
@@ -96,7 +102,9 @@ def test_steps_equal_the_whole(hidden: bool) -> None:
 
 @hidings
 def test_two_party_logits(own_simulation: Simulation, hidden: bool) -> None:
-    """Of the weights the client learns the decoder's table of positions, once, and nothing else."""
+    """Of the weights the client learns the decoder's table of positions, once, where it alone knows
+    which rows hold text, and nothing else.
+    """
 
     def program(session: PartySession) -> Any:
         session.ledger.openings.clear()
@@ -108,10 +116,9 @@ def test_two_party_logits(own_simulation: Simulation, hidden: bool) -> None:
     assert provider == [None] * (1 + len(STEPS))
     for of_step, wanted in zip(client, alone(), strict=True):
         np.testing.assert_allclose(of_step[0], wanted, atol=0.05)
-    tables = [o for o in openings if o.label == "relative position bias"]
-    assert len(tables) == 1
-    assert {o.label for o in openings} == {
-        "relative position bias",
+    tables = [o for o in openings if o.label == BIAS]
+    assert len(tables) == int(hidden)
+    assert {o.label for o in openings} - {BIAS} == {
         "whether activations left their ranges",
         "logits (test)",
     }
@@ -127,7 +134,8 @@ def test_a_forward_has_no_segment(hidden: bool) -> None:
     decoder.step(layout.rows_in(COUNT), decoder.judge_shapes(COUNT), None)
     calls = party.taken()
     names = [call.function.name for call in calls]
-    assert names[:2] == ["public weights", "prefill"] and "decode" in names
+    begun = ["public weights", "prefill"] if hidden else ["prefill"]
+    assert names[: len(begun)] == begun and "decode" in names
     for call in calls:
         assert all(isinstance(step, OpCall) or step.local for step in call.plan.steps)
 
@@ -199,7 +207,7 @@ def test_drafts_verified_by_two_parties(
 
     client, report, learned = own_simulation.run(program)[CLIENT]
     assert client.tokens == plain.tokens and report.drafted
-    assert "the decoder's relative position bias" in learned["client"]
+    assert (BIAS in learned["client"]) == (not show)
 
 
 @pytest.mark.slow
@@ -245,3 +253,43 @@ def test_a_source_takes_no_room_of_the_text() -> None:
     completion = Completion.of(T5, Request(60, 63, 2, 0.0))
     assert completion.limit == 63 and completion.layout.live_rows == 64
     assert Completion.of(T5, Request(60, 100, 2, 0.0)).limit == 63
+
+
+def test_a_table_beyond_the_stated_range_is_refused() -> None:
+    """A provider that deviates could make the client fail by which rows hold text."""
+    for wrong in (2.0 * max(T5.largest_score), float("nan")):
+        params = PARAMS | {"bias": np.full_like(PARAMS["bias"], wrong)}
+        session = PlaintextSession()
+        weights = family_of(T5).fold(params, T5)
+        with pytest.raises(PeerError, match="relative position bias has numbers beyond 511"):
+            decode(session, weights, hidden=True)
+
+
+def test_a_text_format_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Before the prompt goes in: without the start token the text would be another one."""
+    private, public = make_t5_pair(tmp_path)
+    text = TextFormat.of_model(public)
+    own = replace(T5, vocab_size=text.tokenizer.vocab_size)
+    other = replace(own, decoder_start_token_id=2)
+    decoder_only = replace(PRIVATE, vocab_size=text.tokenizer.vocab_size)
+    inputs = ClientInputs([4, 5, 1, 0], str(public), draft_dir=str(public))
+    for config, fits in ((own, True), (other, False), (decoder_only, False)):
+        completion = Completion.of(config, Request(4, 3, 2, 0.0))
+        if fits:
+            assert client_side_of(inputs, completion, lambda event, **fields: None).begins
+            continue
+        with pytest.raises(PeerError, match="ends prompts for another model"):
+            client_side_of(inputs, completion, lambda event, **fields: None)
+
+
+def test_a_rehearsal_shows_a_drafter_tokens_after_its_prompt(tokenizer: Tokenizer) -> None:
+    completion = Completion.of(T5, Request(len(PROMPT), 8, 2, 0.8, "race", candidates=2))
+    client = client_side(tokenizer, completion)
+    client.branching = Chains(client.streams, 2)
+    client = replace(client, begins=True)
+    lengths: list[int] = []
+    assert isinstance(client.drafter, Drafter)
+    logits = client.drafter.logits
+    client.drafter.logits = lambda tokens: lengths.append(len(tokens)) or logits(tokens)  # type: ignore
+    client.keep_time(2, 8)
+    assert min(lengths) >= len(PROMPT) + 3
