@@ -32,6 +32,7 @@ WRITERS = {
     "models/training/optimise.py": "numbers of the shipped models' training",
     "models/training/evaluate.py": "numbers of the shipped models' training",
     "models/training/train.py": "numbers of the shipped models' training",
+    "models/training/train_t5.py": "progress of the T5 pair's training",
     "protocols/functions/fits.py": "numbers of fitted functions",
 }
 # What a stream may be asked for anywhere.
