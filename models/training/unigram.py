@@ -21,13 +21,7 @@ def train_unigram(texts: Iterable[str], vocab_size: int, sentinels: int) -> Toke
     sentinels, the first of which has the highest number. Pieces may span blanks, and begin at a
     line's end at the latest; every text ends with </s>.
     """
-    tokenizer = Tokenizer(models.Unigram())
-    # Blanks are kept as they are: source code needs them.
-    spaces = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(_LINE, "merged_with_next"), spaces]
-    )
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never", split=False)
+    tokenizer = with_parts(Tokenizer(models.Unigram()))
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size - sentinels,
         special_tokens=[PAD, END, UNKNOWN],
@@ -36,6 +30,17 @@ def train_unigram(texts: Iterable[str], vocab_size: int, sentinels: int) -> Toke
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([SENTINEL % i for i in reversed(range(sentinels))])
+    return tokenizer
+
+
+def with_parts(tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer with what comes before and after its pieces."""
+    # Blanks are kept as they are: source code needs them.
+    spaces = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(_LINE, "merged_with_next"), spaces]
+    )
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never", split=False)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", special_tokens=[(END, END_ID)]
     )

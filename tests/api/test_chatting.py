@@ -181,7 +181,9 @@ def held(
     monkeypatch.setattr(conversation, "run_as_client", sessions.run_as_client)
     monkeypatch.setattr(conversing, "ask", lambda words: coming.pop(0))
     monkeypatch.setattr(texts, "render_apart", Template.render)
-    text = SimpleNamespace(tokenizer=tokenizer, template=Template(template), digest="")
+    text = SimpleNamespace(
+        tokenizer=tokenizer, template=Template(template), digest="", after_prompt=()
+    )
     provider: Any = SimpleNamespace(
         jobs=1,
         hint_cache=1,

@@ -18,7 +18,7 @@ from models.hf import save_model
 from models.llama import LlamaConfig
 from models.t5 import GATED_GELU, T5Config
 from models.tokenizer import END_OF_TEXT
-from models.training.unigram import train_unigram, write_unigram
+from models.training.unigram import END, PAD, UNKNOWN, with_parts, write_unigram
 
 VOCAB = 288
 PRIVATE = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=1, n_head=2)
@@ -91,13 +91,17 @@ def save_tokenizer(directory: Path, seed_text: str = "def read(path):\n    retur
 
 def make_t5_pair(root: Path) -> tuple[Path, Path]:
     """Directories of a private T5 and of one that often agrees; their tokenizer is Unigram."""
-    words = "alpha beta gamma delta epsilon zeta eta theta"
-    tokenizer = train_unigram([f"def read(path):\n    return path\n{words}"] * 4, VOCAB, 4)
+    # Not trained: which pieces Unigram's training keeps may differ from run to run.
+    pieces = [*"▁\n():_abcdefghijklmnopqrstuvwxyz", "def▁", "read", "return▁", "path", "▁▁▁▁"]
+    vocab = [(name, 0.0) for name in (PAD, END, UNKNOWN)]
+    vocab += [(piece, -4.0 if len(piece) == 1 else -2.0) for piece in pieces]
+    tokenizer = with_parts(tokenizers.Tokenizer(models.Unigram(vocab, unk_id=2)))
+    tokenizer.add_special_tokens([PAD, END, UNKNOWN, "<extra_id_1>", "<extra_id_0>"])
     config = replace(T5, vocab_size=tokenizer.get_vocab_size())
-    params: Any = tiny_params(config, 6)
+    params: Any = tiny_params(config, 31)
     params = jax.tree.map(lambda w: w / 4 if w.ndim == 2 else w, params)
     params["embed"] = 0.3 * params["embed"]  # so that the last token is not all that counts
-    noise = tiny_params(config, 106)
+    noise = tiny_params(config, 131)
     drafts = jax.tree.map(lambda w, e: w + 0.002 * e if w.ndim == 2 else w, params, noise)
     directories = root / "private", root / "public"
     for directory, held in zip(directories, (params, drafts), strict=True):

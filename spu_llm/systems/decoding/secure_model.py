@@ -153,7 +153,7 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
         hidden: Array | None,
         public: Params,
     ) -> tuple[Any, Any, Block, Block | None]:
-        known = {**weights, **public}
+        known = {**weights, **public} if public else weights
         rows, shared, outside = after_shared(known, given, place, shared, at, prefix, hidden)
         return *judged(weights, rows, outside, client, provider), shared, prefix
 
@@ -169,7 +169,7 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
         hidden: Array | None,
         public: Params,
     ) -> tuple[Any, Any, Block, Block | None]:
-        known = {**weights, **public}
+        known = {**weights, **public} if public else weights
         last = (given.shape[1] - 1,) * layout.lanes
         rows, shared, outside = after_shared(known, given, place, shared, at, prefix, hidden, last)
         return *judged(weights, rows, outside, client, provider), shared, prefix

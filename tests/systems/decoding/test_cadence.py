@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
+from models import draft
 from models.draft import WIDTH, Drafter
 from models.family import logits
 from models.gpt2 import GPT2Config
@@ -37,6 +38,12 @@ PARAMS = endless(tiny_params(TINY, 1))
 DRAFTS, STEPS = 2, 14
 PROMPT = [40, 41, 42, 43]
 FALSE_ALARM = 2e-3  # of the comparison of two distributions that are one
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew() -> None:
+    """Drafters of one shape share what is compiled; here each is the first."""
+    draft._compiled.cache_clear()
 
 
 @pytest.mark.parametrize(
