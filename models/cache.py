@@ -49,7 +49,7 @@ class Block(NamedTuple):
 
 
 class EncoderDecoderCache(NamedTuple):
-    """What a decoder keeps: its own rows, and the rows of the source that cross-attention looks at.
+    """Rows that a decoder keeps: its own, and those of the source that cross-attention looks at.
     The source is encoded once, and its rows never roll back; no layers: it is not encoded yet.
     """
 

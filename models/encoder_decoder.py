@@ -28,7 +28,7 @@ from protocols.functions.nonlinear import rms_norm
 
 
 class RelativePositions(NamedTuple):
-    """How distances of rows fall into buckets: small ones have one each, large ones share it."""
+    """Buckets of distances between rows: small ones have one each, large ones share it."""
 
     buckets: int
     most: int  # distance; larger ones are in the last bucket
@@ -70,7 +70,7 @@ def _table(positions: RelativePositions) -> np.ndarray:
 
 @dataclass(frozen=True)
 class EncoderDecoder(Family):
-    """What differs between families of encoders and decoders; see `Family`. Folded weights have the
+    """Family of models with an encoder and a decoder; see `Family`. Folded weights have the
     encoder's blocks under "encoder" and the tables of relative positions, [bucket, head], under
     "encoder_bias" and "bias". Blocks are numbered through encoder and decoder; norms are two of
     every encoder block, the encoder's last, three of every decoder block, and the last.

@@ -28,7 +28,7 @@ from jax import Array
 from models import ranges
 from models.cache import Block, CacheT, Prefix, Rows, attend, join_heads, layer_blocks, rows_after
 from models.ranges import Bounds, Linear, ModelBounds, Ranges
-from protocols.functions.layers import append_rows, dense
+from protocols.functions.layers import append_rows, dense, look_up
 from protocols.functions.nonlinear import check_norm, longer, norm_high, rms_norm
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
@@ -482,6 +482,26 @@ class Family:
             matrix = weights["head"]
             product = dense(rows, matrix["weight"], label="head")
             return product + matrix["bias"] * scale if "bias" in matrix else product
+
+
+def embed_tokens(
+    weights: Params,
+    config: ModelConfig,
+    tokens: Array,
+    positions: Array,
+    *,
+    start: Array | int = 0,
+    hidden: bool = False,
+) -> Array:
+    """Embed tokens by the table "embed", without positions, which enter later; see `Family`."""
+    if tokens.ndim == 1:
+        return weights["embed"][tokens]  # type: ignore[no-any-return]
+    return look_up(tokens, weights["embed"], label="embed")
+
+
+def token_table(weights: Params) -> tuple[Any, Any]:
+    """Return the tables of tokens and positions for `embed_tokens`; see `Family.embeddings`."""
+    return weights["embed"], np.zeros((1, weights["embed"].shape[1]), np.float32)
 
 
 def norm_name(block: int, name: str, unchecked: Unchecked | None) -> str:

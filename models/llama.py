@@ -23,9 +23,9 @@ from jax import Array
 from models import rope
 from models.cache import Rows, split_heads
 from models.config_fields import check_switches, fraction, positive_int
-from models.family import Family, Layer, Matrix, ModelConfig
+from models.family import Family, Layer, Matrix, ModelConfig, embed_tokens, token_table
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score, of_site
-from protocols.functions.layers import look_up, times
+from protocols.functions.layers import times
 from protocols.functions.nonlinear import PIECES, activation_bits, silu
 from protocols.functions.rotary import rotate
 from spu_llm.core.errors import InputError
@@ -236,25 +236,6 @@ def turns(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def embed(
-    weights: LlamaWeights,
-    config: LlamaConfig,
-    tokens: Array,
-    positions: Array,
-    *,
-    start: Array | int = 0,
-    hidden: bool = False,
-) -> Array:
-    """Embed tokens without positions, which enter in every block; see `Family`."""
-    if tokens.ndim == 1:
-        return weights["embed"][tokens]
-    return look_up(tokens, weights["embed"], label="embed")
-
-
-def _embeddings(weights: LlamaWeights) -> tuple[Any, Any]:
-    return weights["embed"], np.zeros((1, weights["embed"].shape[1]), np.float32)
-
-
 def angles(config: LlamaConfig, rows: Rows) -> tuple[Array, ...]:
     """Return cosines and sines [L n, head_dim / 2] of the rows' positions; see `Family`."""
     return tuple(jnp.asarray(table)[rows.positions.reshape(-1)] for table in turns(config))
@@ -414,8 +395,8 @@ FAMILY = Family(
     init=init_params,
     fold=fold,
     bounds=bounds,
-    embeddings=_embeddings,
-    embed=embed,
+    embeddings=token_table,
+    embed=embed_tokens,
     angles=angles,
     attention=attention,
     mlp=mlp,

@@ -25,9 +25,9 @@ from models.cache import Block as CacheBlock
 from models.cache import EncoderDecoderCache, split_heads
 from models.config_fields import check_switches, fraction, positive_int, start_token
 from models.encoder_decoder import EncoderDecoder, RelativePositions
-from models.family import Layer, Matrix, ModelConfig
+from models.family import Layer, Matrix, ModelConfig, embed_tokens, token_table
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_score, of_site
-from protocols.functions.layers import look_up, times
+from protocols.functions.layers import times
 from protocols.functions.nonlinear import PIECES, activation_bits, gelu, relu
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
@@ -282,25 +282,6 @@ def fold(params: T5Params, config: T5Config) -> T5Weights:
     }
 
 
-def embed(
-    weights: T5Weights,
-    config: T5Config,
-    tokens: Array,
-    positions: Array,
-    *,
-    start: Array | int = 0,
-    hidden: bool = False,
-) -> Array:
-    """Embed tokens without positions, which enter scores; see `Family`."""
-    if tokens.ndim == 1:
-        return weights["embed"][tokens]
-    return look_up(tokens, weights["embed"], label="embed")
-
-
-def _embeddings(weights: T5Weights) -> tuple[Any, Any]:
-    return weights["embed"], np.zeros((1, weights["embed"].shape[1]), np.float32)
-
-
 def attention(x: Array, layer: Layer) -> Array:
     """Return what self-attention adds to the residual stream; see `Family`."""
     query, key, value = (
@@ -493,8 +474,8 @@ FAMILY = EncoderDecoder(
     init=init_params,
     fold=fold,
     bounds=bounds,
-    embeddings=_embeddings,
-    embed=embed,
+    embeddings=token_table,
+    embed=embed_tokens,
     attention=attention,
     mlp=mlp,
     public={"bias": "the decoder's relative position bias"},

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from models.files import TOKENIZER_FILE
+from models.files import GENERATION_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from models.tokenizer import END_OF_TEXT
 
 
@@ -31,8 +32,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def write_tokenizer(directory: Path, tokenizer: Tokenizer, positions: int) -> None:
     """Write `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / TOKENIZER_FILE), pretty=False)
     settings = {
         "tokenizer_class": "GPT2TokenizerFast",
         "add_prefix_space": False,
@@ -44,8 +43,14 @@ def write_tokenizer(directory: Path, tokenizer: Tokenizer, positions: int) -> No
     }
     end = tokenizer.token_to_id(END_OF_TEXT)
     generation = {"bos_token_id": end, "eos_token_id": end}
-    for name, value in (
-        ("tokenizer_config.json", settings),
-        ("generation_config.json", generation),
-    ):
+    write_files(directory, tokenizer, settings, generation)
+
+
+def write_files(
+    directory: Path, tokenizer: Tokenizer, settings: dict[str, Any], generation: dict[str, Any]
+) -> None:
+    """Write `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / TOKENIZER_FILE), pretty=False)
+    for name, value in ((TOKENIZER_CONFIG_FILE, settings), (GENERATION_FILE, generation)):
         (directory / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from models.files import TOKENIZER_FILE
+from models.training.bpe import write_files
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 SENTINEL = "<extra_id_%d>"
@@ -57,8 +56,6 @@ def sentinels_of(tokenizer: Tokenizer) -> Iterator[int]:
 
 def write_unigram(directory: Path, tokenizer: Tokenizer, positions: int) -> None:
     """Write `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / TOKENIZER_FILE), pretty=False)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
@@ -68,8 +65,4 @@ def write_unigram(directory: Path, tokenizer: Tokenizer, positions: int) -> None
         "clean_up_tokenization_spaces": False,
     }
     generation = {"decoder_start_token_id": PAD_ID, "eos_token_id": END_ID, "pad_token_id": PAD_ID}
-    for name, value in (
-        ("tokenizer_config.json", settings),
-        ("generation_config.json", generation),
-    ):
-        (directory / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    write_files(directory, tokenizer, settings, generation)
