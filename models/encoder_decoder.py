@@ -237,11 +237,14 @@ def source_length(config: Any, tokens: np.ndarray) -> int:
 def encoded(
     config: Any, weights: Params, source: Array, cache: EncoderDecoderCache
 ) -> EncoderDecoderCache:
-    """Return a decoder's cache with the source [m] encoded, in plaintext."""
+    """Return a decoder's cache with the source [m], or of every lane [lane, m], encoded, in
+    plaintext.
+    """
     family = family_of(config)
     assert isinstance(family, EncoderDecoder)
-    x = family.embed(weights, config, source, jnp.arange(len(source)))
-    return cache._replace(source=family.encode(weights, config, x)[0])
+    lanes, m = jnp.atleast_2d(source).shape
+    x = family.embed(weights, config, source.reshape(-1), jnp.tile(jnp.arange(m), lanes))
+    return cache._replace(source=family.encode(weights, config, x, lanes)[0])
 
 
 def source_logits(params: Params, config: Any, source: Array, tokens: Array) -> Array:

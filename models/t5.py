@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import jax
@@ -120,6 +120,10 @@ class T5Config(ModelConfig):
 
     def repeats(self, name: str) -> int:
         return self.num_layers if name.startswith("encoder.") else self.num_decoder_layers
+
+    def with_layers(self, count: int) -> Any:
+        """Return this shape with `count` blocks in the encoder, and as many in the decoder."""
+        return replace(self, num_layers=count, num_decoder_layers=count)
 
     def with_blocks(self, numbers: Any) -> Any:
         """Raise ValueError: blocks of encoder and decoder do not take each other's place."""

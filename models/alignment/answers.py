@@ -34,6 +34,12 @@ class Answer:
     counts: np.ndarray  # bool [n]: a place where the private model was asked for this token
     ids: np.ndarray  # int32 [places that count, K]: its most likely tokens there
     log_p: np.ndarray  # float32 [places that count, K]: logarithms of their probabilities
+    source: int = 0  # tokens at the beginning that an encoder reads; none counts, nor the next one
+
+    @property
+    def written(self) -> np.ndarray:
+        """Return the tokens after the source, int32 [n - source]."""
+        return self.tokens[self.source :]
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ def write_part(
     log_p = np.concatenate([one.log_p for one in answers])
     stored = {
         "lengths": np.array([len(one.tokens) for one in answers], np.int32),
+        "sources": np.array([one.source for one in answers], np.int32),
         "tokens": np.concatenate([one.tokens for one in answers]).astype(np.int32),
         "counts": np.concatenate([one.counts for one in answers]).astype(np.uint8),
         "ids": np.concatenate([one.ids for one in answers]).astype(np.int32),
@@ -148,19 +155,21 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _read_part(path: Path) -> tuple[list[Answer], Origin]:
-    names = ("lengths", "tokens", "counts", "ids", "log_p")
+    names = ("lengths", "sources", "tokens", "counts", "ids", "log_p")
     with _opened(path) as part:
         origin = Origin.of_metadata(part.metadata())
-        lengths, tokens, counts, ids, log_p = (part.get_tensor(name) for name in names)
+        lengths, sources, tokens, counts, ids, log_p = map(part.get_tensor, names)
     ends = np.cumsum(lengths)
     counts = counts.astype(bool)
     shape = (np.count_nonzero(counts), origin.top_k)
     if (
-        any(part.dtype != np.int32 for part in (lengths, tokens, ids))
+        any(part.dtype != np.int32 for part in (lengths, sources, tokens, ids))
         or not len(ends)
-        or (lengths < 2).any()
+        or sources.shape != lengths.shape
+        or (sources < 0).any()
+        or (lengths < sources + 2).any()
         or not ends[-1] == len(tokens) == len(counts)
-        or counts[ends - lengths].any()
+        or any(counts[at : at + n].any() for at, n in zip(ends - lengths, sources + 1, strict=True))
         or ids.shape != shape
         or log_p.shape != shape
         or min(tokens.min(), ids.min(initial=0)) < 0
@@ -169,11 +178,10 @@ def _read_part(path: Path) -> tuple[list[Answer], Origin]:
         raise InputError(f"{path} has other answers than it says; make them again")
     answered = np.cumsum(counts)
     answers, start, before = [], 0, 0
-    for end in ends:
+    for end, source in zip(ends, sources, strict=True):
         after = int(answered[end - 1])
-        some = slice(before, after)
-        answers.append(
-            Answer(tokens[start:end], counts[start:end], ids[some], log_p[some].astype(np.float32))
-        )
+        some, text = slice(before, after), slice(start, end)
+        log_of = log_p[some].astype(np.float32)
+        answers.append(Answer(tokens[text], counts[text], ids[some], log_of, int(source)))
         start, before = int(end), after
     return answers, origin

@@ -100,22 +100,26 @@ class Batch:
     shapes to compile.
     """
 
-    tokens: np.ndarray  # int32 [window, n]
+    sources: np.ndarray  # int32 [window, m]: what an encoder reads; m is 0 without one
+    tokens: np.ndarray  # int32 [window, n]: after that
     places: np.ndarray  # int32 [m]: of tokens, flat, after which the private model was asked
     ids: np.ndarray  # int32 [m, K]: of what it said
     log_p: np.ndarray  # float32 [m, K]
     counts: np.ndarray  # float32 [m]: 0 for what only fills up
 
     def arrays(self) -> tuple[np.ndarray, ...]:
-        return self.tokens, self.places, self.ids, self.log_p, self.counts
+        return self.sources, self.tokens, self.places, self.ids, self.log_p, self.counts
 
 
 def padded(answers: Sequence[Answer], length: int, windows: int) -> Batch:
-    """Return a batch of `windows` windows of `length` tokens, of as many answers at most."""
-    k = answers[0].ids.shape[1]
+    """Return a batch of `windows` windows of `length` tokens, of as many answers at most, whose
+    sources have one length.
+    """
+    k, source = answers[0].ids.shape[1], answers[0].source
     total = sum(len(one.ids) for one in answers)
     m = min(windows * length, -(-total // _PLACES) * _PLACES)
     batch = Batch(
+        np.zeros((windows, source), np.int32),
         np.zeros((windows, length), np.int32),
         np.zeros(m, np.int32),
         np.zeros((m, k), np.int32),
@@ -125,8 +129,9 @@ def padded(answers: Sequence[Answer], length: int, windows: int) -> Batch:
     start = 0
     for i, answer in enumerate(answers):
         some = slice(start, start := start + len(answer.ids))
-        batch.tokens[i, : len(answer.tokens) - 1] = answer.tokens[:-1]
-        batch.places[some] = i * length + np.flatnonzero(answer.counts) - 1
+        batch.sources[i] = answer.tokens[:source]
+        batch.tokens[i, : len(answer.written) - 1] = answer.written[:-1]
+        batch.places[some] = i * length + np.flatnonzero(answer.counts[source:]) - 1
         batch.ids[some], batch.log_p[some], batch.counts[some] = answer.ids, answer.log_p, 1.0
     return batch
 
@@ -135,38 +140,48 @@ def groups(
     answers: Sequence[Answer], size: int, order: np.random.Generator
 ) -> list[tuple[int, list[Answer]]]:
     """Return the answers of batches of about `size` tokens, each with its windows' length: all
-    answers once, shuffled, those of similar lengths together.
+    answers once, shuffled, those of similar lengths, and of sources of one length, together.
     """
-    by_length: dict[int, list[Answer]] = {}
+    by_shape: dict[tuple[int, int], list[Answer]] = {}
     chosen = []
     for i in order.permutation(len(answers)):
-        length = _length(answers[i])
-        waiting = by_length.setdefault(length, [])
+        shape = _length(answers[i]), answers[i].source
+        waiting = by_shape.setdefault(shape, [])
         waiting.append(answers[i])
-        if len(waiting) == max(1, size // length):
-            chosen.append((length, by_length.pop(length)))
-    chosen += by_length.items()
+        if len(waiting) == _windows(size, waiting[0]):
+            chosen.append((shape[0], by_shape.pop(shape)))
+    chosen += [(length, some) for (length, _), some in by_shape.items()]
     return [chosen[i] for i in order.permutation(len(chosen))]
 
 
 def _length(answer: Answer) -> int:
-    return -(-(len(answer.tokens) - 1) // BUCKET) * BUCKET
+    return -(-(len(answer.written) - 1) // BUCKET) * BUCKET
+
+
+def _windows(size: int, answer: Answer) -> int:
+    """Return how many answers of this one's shape make a batch of about `size` tokens."""
+    return max(1, size // (_length(answer) + answer.source))
 
 
 # ---- the loss
 
 
-def _hidden(params: Params, config: ModelConfig, tokens: jax.Array) -> tuple[Params, jax.Array]:
-    """Return folded weights, and rows [window, n, d] before the head."""
+def _hidden(
+    params: Params, config: ModelConfig, sources: jax.Array, tokens: jax.Array
+) -> tuple[Params, jax.Array]:
+    """Return folded weights, and rows [window, n, d] before the head, of the tokens [window, n]
+    after sources [window, m].
+    """
     family, n = family_of(config), tokens.shape[1]
     weights = family.fold(params, config)
 
-    def of_window(window: jax.Array) -> jax.Array:
-        x = family.embed(weights, config, window, jnp.arange(n))
+    def of_window(source: jax.Array, window: jax.Array) -> jax.Array:
+        both = jnp.concatenate([source, window])
+        x = family.embed(weights, config, both, jnp.arange(both.shape[0]))
         rows, _, _ = family.forward(weights, config, x, rows_after(0, n, n), config.empty_cache(n))
         return rows
 
-    return weights, jax.vmap(of_window)(tokens)
+    return weights, jax.vmap(of_window)(sources, tokens)
 
 
 def _log_q(
@@ -175,8 +190,8 @@ def _log_q(
     """Return the student's log-probabilities [m, K] of the private model's tokens, and its own most
     likely token [m].
     """
-    tokens, places, ids, *_ = batch
-    weights, rows = _hidden(params, config, tokens)
+    sources, tokens, places, ids, *_ = batch
+    weights, rows = _hidden(params, config, sources, tokens)
     counted = rows.reshape(-1, rows.shape[-1])[places]
     logits = family_of(config).head(weights, counted) / temperature
     mass = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
@@ -299,7 +314,7 @@ def _from(learnt: Sequence[Answer], settings: Settings, done: int) -> Iterator[t
         for length, some in groups(learnt, settings.batch, order):
             number += 1
             if number > done:
-                yield number, padded(some, length, max(1, settings.batch // length))
+                yield number, padded(some, length, _windows(settings.batch, some[0]))
 
 
 # ---- what is kept of a run

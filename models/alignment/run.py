@@ -75,7 +75,7 @@ def align(
     """
     answers, origin = read_answers(out / ANSWERS)
     config = student.config
-    longest = max(len(one.tokens) for one in answers) - 1
+    longest = max(max(one.source, len(one.written) - 1) for one in answers)
     largest = max(max(int(one.tokens.max()), int(one.ids.max(initial=0))) for one in answers)
     if longest > config.context:
         raise InputError(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.alignment.writing import Drawn, Given, Script
+from models.alignment.writing import Drawn, Given, Script, Source
 from models.chat import Message, Template
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
@@ -19,6 +19,19 @@ def of_text(tokens: Sequence[int], length: int) -> list[Script]:
     """Return a script for each part of so many tokens: all of it counts."""
     starts = range(0, len(tokens), length)
     return [(Given(tokens[start : start + length], counts=True),) for start in starts]
+
+
+def of_sources(tokens: Sequence[int], length: int, after: Sequence[int]) -> list[Script]:
+    """Return a script for each part of so many tokens, for a model with an encoder, which reads the
+    part and writes as many tokens at most. `after`: tokens between a prompt and the text, of which
+    the text begins with the last one. Tokens that fill no part are left out.
+    """
+    *ending, start = after
+    starts = range(0, len(tokens) - length + 1, length)
+    return [
+        (Source([*tokens[at : at + length], *ending]), Given([start]), Drawn(length))
+        for at in starts
+    ]
 
 
 def of_chat(

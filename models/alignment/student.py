@@ -25,16 +25,20 @@ class Student:
     fixed: frozenset[str] = frozenset()
 
 
-def of_public(directory: Path, tokenizer: str) -> Student:
+def of_public(directory: Path, tokenizer: str, encodes: bool) -> Student:
     """Return the model in a directory. InputError when it has another tokenizer than `tokenizer`,
-    the private model's.
+    the private model's, or an encoder where the private model has none (`encodes`), or none.
     """
     if TextFormat.of_model(directory).tokenizer.digest != tokenizer:
         raise InputError(
             f"{directory} has another tokenizer than the private model; a draft model needs the "
             "same one (leave out --public to begin with no model)"
         )
-    return Student(*load_uncalibrated(directory))
+    config, params = load_uncalibrated(directory, encoders=True)
+    if config.encodes != encodes:
+        wanted = "a draft model with an encoder" if encodes else "one without an encoder"
+        raise InputError(f"{directory} is {config.title}; the private model needs {wanted}")
+    return Student(config, params)
 
 
 def from_nothing(private: ModelConfig, blocks: int, width: int | None, seed: int) -> Student:
@@ -73,6 +77,8 @@ def of_blocks(config: ModelConfig, params: Params, numbers: Sequence[int]) -> St
             f"--keep must name blocks of the private model, 0 to {config.layers - 1}, "
             f"found {','.join(map(str, numbers))}"
         )
+    if config.encodes:
+        raise InputError("--keep is for models without an encoder; give --public or --blocks")
     kept = {**params, "blocks": [params["blocks"][i] for i in numbers]}
     tables = frozenset(name for name, value in params.items() if np.ndim(value) == 2)
     return Student(config.with_blocks(list(numbers)), kept, tables)

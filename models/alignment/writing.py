@@ -5,6 +5,9 @@ A text is a *script*: tokens that are given, and runs of tokens that the model d
 one cache hold as many texts as there are lanes; when a text is over, the next script begins in its
 lane, which from then on sees only its own rows, if what it gives fits into the rows that are left.
 When the cache is full, the texts in it are over, too.
+
+Where an encoder reads the beginning of a text, its source, a cache holds one text a lane, all of
+whose sources have the same length, and only what follows the source takes rows.
 """
 
 from __future__ import annotations
@@ -20,10 +23,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.alignment.answers import Answer
-from models.cache import Block, Rows
+from models.cache import CacheT, Rows
+from models.encoder_decoder import encoded
 from models.family import ModelConfig, Params, family_of
 
 LEAST = 4  # places that count, of a text that is kept
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tokens that an encoder reads: the first part of a text's script, of one length in all texts.
+    What is given next is a start token.
+    """
+
+    tokens: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class Drawn:
     counts: bool = True
 
 
-Script = Sequence[Given | Drawn]
+Script = Sequence[Source | Given | Drawn]
 
 
 def rows_of(script: Script) -> int:
@@ -82,13 +95,19 @@ class Lane:
     """A text while it is written."""
 
     script: Script
-    start: int  # the row of the cache that its first token stands in
+    start: int  # the row of the cache that its first token, or the one after its source, stands in
     tokens: list[int] = field(default_factory=list)
     counts: list[bool] = field(default_factory=list)
     ids: list[np.ndarray] = field(default_factory=list)
     log_p: list[np.ndarray] = field(default_factory=list)
+    source: int = 0  # tokens that an encoder reads
     _part: int = 0
     _done: int = 0  # tokens of this part
+
+    def __post_init__(self) -> None:
+        if self.script and isinstance(first := self.script[0], Source):
+            self.tokens, self.counts = list(first.tokens), [False] * len(first.tokens)
+            self.source, self._part = len(first.tokens), 1
 
     def open(self) -> bool:
         """Tell whether the text goes on."""
@@ -108,9 +127,10 @@ class Lane:
             self._next_part()
             assert self.open()
             part = self.script[self._part]
+        assert not isinstance(part, Source)
         token = part.tokens[self._done] if isinstance(part, Given) else drawn
         self.tokens.append(int(token))
-        self.counts.append(part.counts and len(self.tokens) > 1)
+        self.counts.append(part.counts and len(self.tokens) > self.source + 1)
         if self.counts[-1]:
             self.ids.append(ids)
             self.log_p.append(log_p)
@@ -127,6 +147,7 @@ class Lane:
             np.array(self.counts, bool),
             np.stack(self.ids).astype(np.int32),
             np.stack(self.log_p).astype(np.float32),
+            self.source,
         )
 
 
@@ -147,6 +168,7 @@ class Writer:
         self._step = jax.jit(
             partial(_step, self.config, self.top_k, self.temperature), donate_argnums=1
         )
+        self._encode = jax.jit(partial(encoded, self.config))
 
     def round(self, scripts: Scripts, seed: int) -> list[Answer]:
         """Fill the cache once; return the texts."""
@@ -154,6 +176,10 @@ class Writer:
         cache = jax.tree.map(jnp.copy, self.config.empty_cache(self.rows, self.lanes))
         key = jax.random.key(seed)
         lanes = [self._begun(scripts, 0) for _ in range(self.lanes)]
+        if self.config.encodes and (some := [lane for lane in lanes if lane is not None]):
+            read = [lane or some[0] for lane in lanes]
+            sources = np.array([lane.tokens[: lane.source] for lane in read], np.int32)
+            cache = self._encode(self._weights, sources, cache)
         answers: list[Answer] = []
         for row in range(self.rows):
             if not any(lane is not None for lane in lanes):
@@ -174,12 +200,11 @@ class Writer:
         return answers
 
     def _begun(self, scripts: Scripts, row: int) -> Lane | None:
-        """Return the next text, with its first token, which is given."""
-        if (script := scripts.next(self.rows - row)) is None:
+        """Return the next text, with its first token after a source, which is given."""
+        if (row and self.config.encodes) or (script := scripts.next(self.rows - row)) is None:
             return None
         lane = Lane(script, row)
-        assert isinstance(script[0], Given) and script[0].tokens
-        lane.open()
+        assert bool(lane.source) == self.config.encodes and lane.open()
         nothing = np.empty(0)
         lane.goes_on(nothing, nothing, -1, self.ends)
         return lane
@@ -190,12 +215,12 @@ def _step(
     top_k: int,
     temperature: float,
     weights: Params,
-    cache: Block,
+    cache: CacheT,
     tokens: jax.Array,
     starts: jax.Array,
     row: jax.Array,
     key: jax.Array,
-) -> tuple[Any, Block]:
+) -> tuple[Any, CacheT]:
     """Return, for the token of each lane in row `row`: ids and log-probabilities [lane, K] of what
     comes next, and a draw [lane]; and the cache with the row.
     """

@@ -15,7 +15,7 @@ from models.files import WEIGHTS_FILE
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
-from tests.kit.models import make_pair
+from tests.kit.models import make_pair, make_t5_pair
 
 Ran = Callable[..., tuple[object, str]]
 SHORT = ("--length", "17", "--epochs", "1", "--top-k", "3")
@@ -76,6 +76,26 @@ def test_a_draft_model_is_made_of_answers(
     seeded = tmp_path / "seeded" / "answers"
     code, said = ran("--answers", seeded, "--public", public, "--out", other, "--epochs", "1")
     assert code == 2 and "holds other answers" in said
+
+
+def test_a_draft_model_with_an_encoder_is_made(tmp_path: Path, ran: Ran) -> None:
+    private, public = make_t5_pair(tmp_path)
+    text, out = tmp_path / "text", tmp_path / "out"
+    text.write_text("def read(path): return path\n" * 60)
+    given = ("--private", private, "--text", text, *SHORT, "--length", "24")
+    code, said = ran(*given, "--blocks", "1", "--width", "8", "--out", out)
+    assert code == 0 and f"{out} written: T5, 2 blocks of width 8" in said, said
+    written = json.loads((out / "align.json").read_text())
+    assert written["best"]["tokens"] > 0  # more of its drafts stay than of the random one's
+    assert load_model(out, encoders=True)[0].width == 8
+    answers, _ = read_answers(out / "answers")
+    assert {one.source for one in answers} == {13}  # half of a text, and its end
+    theirs, other = out / "answers", tmp_path / "other"
+    code, said = ran("--answers", theirs, "--public", public, "--out", other, "--epochs", "1")
+    assert code == 0 and load_model(other, encoders=True)[0].width == 16, said
+    for more in (("--write", "9"), ("--chats", str(text))):
+        code, said = ran(*given, "--public", public, "--out", tmp_path / "third", *more)
+        assert code == 2 and "writes after texts; give --text alone" in said
 
 
 @pytest.mark.parametrize("student", [("--keep", "0"), ("--blocks", "2", "--width", "8")])

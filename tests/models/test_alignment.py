@@ -26,10 +26,12 @@ from models.alignment.run import ask, halves
 from models.alignment.student import Student
 from models.alignment.writing import Drawn, Given, Lane, Script, Scripts, Writer, rows_of
 from models.chat import Message, Template
+from models.encoder_decoder import source_logits
 from models.family import ModelConfig, family_of, logits
 from models.gpt2 import GPT2Config
 from models.hf import save_model
 from models.llama import LlamaConfig
+from models.t5 import T5Config
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from tests.kit.models import save_tokenizer
@@ -41,7 +43,9 @@ CONFIGS: list[ModelConfig] = [
     GPT2Config(V, n_positions=32, n_embd=8, n_layer=2, n_head=2),
     LlamaConfig(V, 32, 8, 16, 2, 2, 1),
 ]
+T5_CONFIG = T5Config(V, 8, 4, 12, 1, 2, 2, n_positions=32)
 ORIGIN = Origin("model", "asked", "tokenizer", 1.0, 5)
+ORIGIN_OF_ALL = replace(ORIGIN, top_k=V)
 SETTINGS = Settings(
     epochs=3,
     batch=128,
@@ -258,7 +262,7 @@ def test_other_answers_are_refused(tmp_path: Path) -> None:
         read_answers(tmp_path)
 
 
-@pytest.mark.parametrize("damage", range(8))
+@pytest.mark.parametrize("damage", range(9))
 def test_damaged_answers_are_refused(tmp_path: Path, damage: int) -> None:
     answers, path = answers_of(CONFIGS[0], top_k=5), tmp_path / "own-00000.safetensors"
     write_part(tmp_path, "own", Begun(1, 7, 9), answers, ORIGIN)
@@ -274,6 +278,7 @@ def test_damaged_answers_are_refused(tmp_path: Path, damage: int) -> None:
             {"tokens": -stored["tokens"]},
             {"counts": np.ones_like(stored["counts"])},
             {"log_p": stored["log_p"] * np.float16(np.nan)},
+            {"sources": stored["lengths"] - 1},
         ]
         save_file({**stored, **changes[damage - 3]}, path, metadata=metadata)
     with pytest.raises(InputError, match="make them again"):
@@ -468,6 +473,59 @@ def test_a_student_has_the_private_models_tokenizer(tmp_path: Path, tokenizer: T
     config = GPT2Config(288, n_positions=32, n_embd=8, n_layer=1, n_head=2)
     save_model(tmp_path, config, params_of(config))
     save_tokenizer(tmp_path)
-    assert isinstance(student.of_public(tmp_path, tokenizer.digest), Student)
+    assert isinstance(student.of_public(tmp_path, tokenizer.digest, False), Student)
     with pytest.raises(InputError, match="has another tokenizer"):
-        student.of_public(tmp_path, "other")
+        student.of_public(tmp_path, "other", False)
+    with pytest.raises(InputError, match="needs a draft model with an encoder"):
+        student.of_public(tmp_path, tokenizer.digest, True)
+
+
+# ---- a model with an encoder
+
+
+def t5_answers(count: int = 30, texts_of_lanes: int = 4) -> list[Answer]:
+    made = Writer(T5_CONFIG, params_of(T5_CONFIG), END, texts_of_lanes, 9, V, 1.0)
+    texts = scripts.of_sources([1 + i % 39 for i in range(6 * count + 5)], 6, (1, 0))
+    assert len(texts) == count
+    waiting, answers = Scripts(iter(texts)), []
+    for seed in range(count):
+        answers += made.round(waiting, seed)
+    assert waiting.is_over
+    return answers
+
+
+def test_an_encoder_reads_the_source_of_an_answer() -> None:
+    """In every lane, also where texts are over before others, or lanes have none."""
+    answers, params = t5_answers(texts_of_lanes=7), params_of(T5_CONFIG)
+    assert len(answers) > 20
+    for answer in answers:
+        assert answer.source == 7 and answer.tokens[6:8].tolist() == [1, 0]
+        assert not answer.counts[:8].any() and answer.counts[8:].all()
+        tokens = jnp.asarray(answer.tokens)
+        z = np.asarray(source_logits(params, T5_CONFIG, tokens[:7], tokens[7:]))
+        log_p = np.asarray(jax.nn.log_softmax(z))[: len(answer.ids)]
+        np.testing.assert_allclose(
+            np.take_along_axis(log_p, answer.ids, axis=1),
+            answer.log_p,
+            atol=1e-3,  # down to -70
+        )
+
+
+def test_an_encoders_answers_are_kept_and_learnt(tmp_path: Path) -> None:
+    answers = t5_answers()
+    write_part(tmp_path, "given", Begun(1, 7, 9), answers, ORIGIN_OF_ALL)
+    read, _ = read_answers(tmp_path)
+    assert [one.tokens.tolist() for one in read] == [one.tokens.tolist() for one in answers]
+    assert {one.source for one in read} == {7}
+    measure = fitting.measure_of(T5_CONFIG, SETTINGS)
+    batch = fitting.padded(answers[:3], 64, 4).arrays()
+    accepted, same, places = measure(params_of(T5_CONFIG), batch)
+    assert places == sum(len(one.ids) for one in answers[:3])
+    np.testing.assert_allclose([accepted, same], [places, places], rtol=1e-4)
+    learnt, held_out = halves(read)
+    begun = student.from_nothing(T5_CONFIG, 1, 4, 5)
+    assert (begun.config.num_layers, begun.config.num_decoder_layers) == (1, 1)  # type: ignore[attr-defined]
+    _, run = fitting.fit(begun, learnt, held_out, SETTINGS, tmp_path / "run", lambda words: None)
+    assert run.best.acceptance > run.curve[0].acceptance + 0.05
+    with pytest.raises(InputError, match="--keep is for models without an encoder"):
+        student.of_blocks(T5_CONFIG, params_of(T5_CONFIG), [0])

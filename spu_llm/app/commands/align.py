@@ -82,7 +82,12 @@ def _add_student(parser: Any) -> None:
 
 def _add_texts(parser: Any) -> None:
     texts = parser.add_argument_group("what the private model is asked on (nobody's secrets)")
-    texts.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text, at each token")
+    texts.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="UTF-8 text, at each token; a model with an encoder writes after parts of it",
+    )
     texts.add_argument(
         "--chats", type=Path, metavar="FILE", help="JSON Lines, as of calibrate: it answers each"
     )
@@ -198,12 +203,12 @@ def _asked(options: argparse.Namespace, progress: Progress) -> tuple[Path, Stude
     from models.text_format import TextFormat
 
     text = TextFormat.of_model(options.private)
-    config, params = load_uncalibrated(options.private)
+    config, params = load_uncalibrated(options.private, encoders=True)
     top_k = options.top_k or TOP_K
     if top_k > config.vocab_size:
         raise InputError(f"--top-k must be at most {config.vocab_size}, the vocabulary")
     if options.public is not None:
-        begun = student.of_public(options.public, text.tokenizer.digest)
+        begun = student.of_public(options.public, text.tokenizer.digest, config.encodes)
     elif options.blocks is not None:
         begun = student.from_nothing(config, options.blocks, options.width, options.seed)
     else:
@@ -218,7 +223,8 @@ def _asked(options: argparse.Namespace, progress: Progress) -> tuple[Path, Stude
     progress.stage("the private model answers")
     temperature = options.temperature or 1.0
     ends = text.tokenizer.eos_ids
-    writer = Writer(config, params, ends, LANES, length - 1, top_k, temperature)
+    rows = length // 2 if config.encodes else length - 1
+    writer = Writer(config, params, ends, LANES, rows, top_k, temperature)
     asked = hashlib.sha256(repr((given, own, length, options.seed)).encode()).hexdigest()
     model = params_digest(params)
     origin = Origin(model, asked, text.tokenizer.digest, temperature, top_k)
@@ -249,9 +255,15 @@ def _scripts(
     from spu_llm.core.text_files import read_text
 
     given: list[Script] = []
+    if text.after_prompt and (options.write is not None or options.chats is not None):
+        raise InputError("a model with an encoder writes after texts; give --text alone")
     if options.text is not None:
         tokens = text.tokenizer.encode(read_text(options.text, "--text"))
-        given += scripts.of_text(tokens, length)
+        given += (
+            scripts.of_sources(tokens, length // 2, text.after_prompt)
+            if text.after_prompt
+            else scripts.of_text(tokens, length)
+        )
     if options.chats is not None:
         template = Template.load(options.private)
         for number, (_, messages) in enumerate(messages_in(options.chats, most=None), 1):
@@ -278,7 +290,8 @@ def _given(options: argparse.Namespace) -> Student:
     from models.alignment.run import ANSWERS
 
     answers, origin = read_answers(options.answers)
-    begun = student.of_public(options.public, origin.tokenizer)
+    encodes = answers[0].source > 0
+    begun = student.of_public(options.public, origin.tokenizer, encodes)
     folder = options.out / ANSWERS
     if not parts_of(folder):
         folder.mkdir(parents=True, exist_ok=True)
