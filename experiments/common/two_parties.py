@@ -94,10 +94,15 @@ def run_command(arguments: Sequence[str], json_file: Path) -> dict[str, Any]:
     """Run a command of `spu-llm` in a separate process; return the JSON that it writes. SpuLlmError
     when it fails.
     """
-    command = [*python_command("spu_llm.app.cli"), *arguments, f"--json={json_file}"]
+    finish_command([*arguments, f"--json={json_file}"])
+    result: dict[str, Any] = json.loads(json_file.read_text(encoding="utf-8"))
+    return result
+
+
+def finish_command(arguments: Sequence[str]) -> None:
+    """Run a command of `spu-llm` in a separate process to its end. SpuLlmError when it fails."""
+    command = [*python_command("spu_llm.app.cli"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         last = done.stderr.strip().rsplit("\n", 1)[-1]
         raise SpuLlmError(f"{' '.join(arguments[:2])} ended with {done.returncode}: {last}")
-    result: dict[str, Any] = json.loads(json_file.read_text(encoding="utf-8"))
-    return result

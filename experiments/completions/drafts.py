@@ -116,7 +116,7 @@ def prompts_of(text: TextFormat) -> Iterator[tuple[str, list[int]]]:
             yield kind, [*text.tokenizer.encode(prompt), *text.after_prompt]
 
 
-def _for_prompts(model: tuple[ModelConfig, Params], rows: int) -> Callable[[list[int]], Drafter]:
+def for_prompts(model: tuple[ModelConfig, Params], rows: int) -> Callable[[list[int]], Drafter]:
     """Return what makes a model ready to write after a prompt, in one shape for all prompts: the
     model itself, or with the prompt encoded.
     """
@@ -137,7 +137,7 @@ def measure(
     private = load_model(directory, encoders=True)
     small = None if draft_model is None else load_model(draft_model, encoders=True)
     size, measured = private[0].vocab_size, []
-    of_model, of_small = _for_prompts(private, rows), small and _for_prompts(small, rows)
+    of_model, of_small = for_prompts(private, rows), small and for_prompts(small, rows)
     ways: dict[str, Callable[[list[int]], Proposer]] = {"n-grams": lambda prompt: Ngrams(size)}
     if of_small is not None:
         ways["the draft model"] = of_small

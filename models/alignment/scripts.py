@@ -16,9 +16,11 @@ _MARK = "\N{LEFT SQUARE BRACKET WITH QUILL}question\N{RIGHT SQUARE BRACKET WITH 
 
 
 def of_text(tokens: Sequence[int], length: int) -> list[Script]:
-    """Return a script for each part of so many tokens: all of it counts."""
+    """Return a script for each part of so many tokens, after which the model writes as many at
+    most: all of it counts.
+    """
     starts = range(0, len(tokens), length)
-    return [(Given(tokens[start : start + length], counts=True),) for start in starts]
+    return [(Given(tokens[at : at + length], counts=True), Drawn(length)) for at in starts]
 
 
 def of_sources(tokens: Sequence[int], length: int, after: Sequence[int]) -> list[Script]:

@@ -70,6 +70,10 @@ STUDIES = {
         "experiments.completions.trees",
         "one chain of drafts against several, at equal numbers of positions",
     ),
+    "experiment alignment": (
+        "experiments.completions.alignment",
+        "what alignment does to acceptance, by task set",
+    ),
     "experiment drafts": (
         "experiments.completions.drafts",
         "how many drafts stay: n-grams, a draft model, both",

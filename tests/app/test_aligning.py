@@ -56,8 +56,8 @@ def test_a_draft_model_is_made_of_answers(
     answers, origin = read_answers(out / "answers")
     assert sum(len(one.ids) for one in answers) >= 600 and origin.top_k == 3
     ids = Tokenizer.load(private).encode(text.read_text())
-    read = [one.tokens.tolist() for one in answers if one.counts[1:].all()]
-    assert all(ids[i : i + 17] in read for i in range(0, len(ids) - 17, 17))  # all of the text
+    read = [one.tokens[:8].tolist() for one in answers if one.counts[1:].all()]
+    assert all(ids[i : i + 8] in read for i in range(0, len(ids) - 8, 8))  # all of the text
     written = json.loads((out / "align.json").read_text())
     assert written["answers"]["texts"] == len(answers) and written["fixed"] == []
     assert written["best"] in written["curve"] and written["curve"][0]["tokens"] == 0

@@ -223,7 +223,8 @@ def test_a_chat_is_answered_anew(tokenizer: Tokenizer) -> None:
 
 
 def test_text_is_answered_at_each_token() -> None:
-    wanted = [(Given(range(i, min(i + 4, 10)), counts=True),) for i in (0, 4, 8)]
+    """And gone on with."""
+    wanted = [(Given(range(i, min(i + 4, 10)), counts=True), Drawn(4)) for i in (0, 4, 8)]
     assert scripts.of_text(range(10), 4) == wanted
 
 

@@ -86,7 +86,7 @@ def _add_texts(parser: Any) -> None:
         "--text",
         type=Path,
         metavar="FILE",
-        help="UTF-8 text, at each token; a model with an encoder writes after parts of it",
+        help="UTF-8 text: it reads parts of it, and writes as much after each",
     )
     texts.add_argument(
         "--chats", type=Path, metavar="FILE", help="JSON Lines, as of calibrate: it answers each"
@@ -262,7 +262,7 @@ def _scripts(
         given += (
             scripts.of_sources(tokens, length // 2, text.after_prompt)
             if text.after_prompt
-            else scripts.of_text(tokens, length)
+            else scripts.of_text(tokens, length // 2)
         )
     if options.chats is not None:
         template = Template.load(options.private)
