@@ -7,6 +7,10 @@ through it. What a step verifies counts, also past the place where the walk ends
 drafts take 1 + M d positions of a secure forward, as one chain of M d does, but M (d + 1) rows of a
 verification where that takes M d + 1. Drafts are those of a completion by default: n-grams of the
 text where they are sure, else the public model's.
+
+Under the rule `token` the drafts of the first place are siblings without replacement
+(`experiments.completions.siblings`), each with a chain behind it; every tree writes its own text,
+and drafts are the public model's alone. There is no such verification on shares.
 """
 
 from __future__ import annotations
@@ -22,11 +26,12 @@ import numpy as np
 from experiments.common import commands
 from experiments.common.prompts import TEMPERATURE, read_prompts
 from experiments.common.report import Column, rows_table
+from experiments.completions import siblings
 from models.draft import Drafter, Proposer
 from models.hf import load_model
 from models.ngrams import Ngrams
 from models.tokenizer import Tokenizer
-from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.distribution import Sampling, Streams, draw
 from protocols.verification.race import Race
 from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
@@ -49,6 +54,7 @@ class Tree:
 
 
 TREES = [Tree(chains, n // chains) for n in POSITIONS for chains in CHAINS]
+RACE, SIBLINGS = "race", "token"
 
 
 def written(
@@ -88,6 +94,29 @@ def walk(
     return made
 
 
+def write(
+    tree: Tree,
+    tokens: int,
+    prompt: list[int],
+    model: Proposer,
+    drafter: Proposer,
+    own: Streams,
+    ends: frozenset[int] = frozenset(),
+) -> list[int]:
+    """Return the tokens of each step under the rule `token`, until there are `tokens` of a text or
+    it ends; the first token is the prefill's.
+    """
+    sampling = Sampling(TEMPERATURE)
+    first = draw(sampling.distribution(model.logits(prompt)), float(own.sampling.uniform(())))
+    text = [*prompt, first]
+    made: list[int] = []
+    while 1 + sum(made) < tokens and not ends & set(text[len(prompt) :]):
+        verified = siblings.step(text, model, drafter, tree.chains, tree.drafts, sampling, own)
+        made.append(len(verified))
+        text += verified
+    return made
+
+
 def _held(drafts: Sequence[int], rest: Sequence[int]) -> int:
     """Return how many of the drafts, from the first on, the text has."""
     length = min(len(drafts), len(rest))
@@ -105,6 +134,7 @@ def measure(
     rows = max(map(len, prompts)) + tokens + 2 * most
     config, params = load_model(directory)
     model, small = Drafter(config, params, rows), Drafter(*load_model(draft_model), rows)
+    ends = tokenizer.eos_ids
     drafter = Ngrams(config.vocab_size, small)
     made = []
     for temperature in TEMPERATURES:
@@ -113,39 +143,51 @@ def measure(
             say(f"prompt {number + 1} of {len(prompts)} at {temperature:g}")
             own = Streams(Prg.from_seed(number, "drafts"), Prg.from_seed(number, "sampling"))
             long = min(tokens + most, config.context - len(prompt) - most)
-            text = written(model, rule, prompt, long, own, tokenizer.eos_ids)
+            text = written(model, rule, prompt, long, own, ends)
             for tree in TREES:
                 each = walk(tree, text, tokens, prompt, drafter, rule, own)
-                made.append(
-                    {"temperature": temperature, "prompt": number, "tokens": sum(each)}
-                    | {"steps": len(each), **asdict(tree)}
-                )
+                made.append(_record(RACE, temperature, number, tree, each))
+    for number, prompt in enumerate(prompts):
+        say(f"prompt {number + 1} of {len(prompts)} by siblings")
+        for tree in TREES:
+            own = Streams(Prg.from_seed(number, "drafts"), Prg.from_seed(number, "sampling"))
+            each = write(tree, tokens, prompt, model, small, own, ends)
+            made.append(_record(SIBLINGS, TEMPERATURE, number, tree, each))
     return made
+
+
+def _record(
+    rule: str, temperature: float, prompt: int, tree: Tree, each: Sequence[int]
+) -> dict[str, Any]:
+    counts = {"tokens": sum(each), "steps": len(each)}
+    return {"rule": rule, "temperature": temperature, "prompt": prompt, **counts, **asdict(tree)}
 
 
 def table(result: dict[str, Any]) -> str:
     """Return tokens a step in the mean over all texts, as Markdown."""
     runs = result["runs"]
 
-    def rate(positions: int, chains: int, temperature: float) -> float:
+    def rate(rule: str, positions: int, chains: int, temperature: float) -> float:
         some = [
             run
             for run in runs
-            if run["temperature"] == temperature
+            if (run["rule"], run["temperature"]) == (rule, temperature)
             and (run["chains"], run["drafts"]) == (chains, positions // chains)
         ]
         return float(sum(run["tokens"] for run in some) / sum(run["steps"] for run in some))
 
-    def column(chains: int) -> Column[tuple[float, int]]:
+    def column(chains: int) -> Column[tuple[str, float, int]]:
         name = "one chain" if chains == 1 else f"{chains} chains"
-        return Column(name, lambda row: f"{rate(row[1], chains, row[0]):.2f}")
+        return Column(name, lambda row: f"{rate(row[0], row[2], chains, row[1]):.2f}")
 
-    columns: list[Column[tuple[float, int]]] = [
-        Column("temperature", lambda row: f"{row[0]:g}"),
-        Column("drafted positions", lambda row: str(row[1])),
+    columns: list[Column[tuple[str, float, int]]] = [
+        Column("rule", lambda row: row[0]),
+        Column("temperature", lambda row: f"{row[1]:g}"),
+        Column("drafted positions", lambda row: str(row[2])),
         *map(column, CHAINS),
     ]
-    return "\n".join(rows_table(columns, [(t, n) for t in TEMPERATURES for n in POSITIONS]))
+    ways = [*((RACE, t) for t in TEMPERATURES), (SIBLINGS, TEMPERATURE)]
+    return "\n".join(rows_table(columns, [(*way, n) for way in ways for n in POSITIONS]))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

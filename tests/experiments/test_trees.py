@@ -52,19 +52,28 @@ def test_a_tree_walks_by_its_longest_chain() -> None:
     assert walk(Tree(2, 2), text, 9, [0], wrong, GREEDY, OWN) == [2] * 4
 
 
+def test_a_tree_of_siblings_writes_until_the_text_is_long_enough() -> None:
+    model = Fixed(3, 1)
+    each = trees.write(Tree(2, 3), 30, [0], model, model, OWN)
+    # Drafts of the model itself all stay: three, and the token after them.
+    assert each == [4] * 8
+    assert trees.write(Tree(1, 3), 30, [0], model, model, OWN, frozenset(range(6))) == []
+
+
 def test_rates_are_of_all_texts() -> None:
     """Each cell has the runs of its shape and temperature alone."""
     runs = [
         {"temperature": t, "prompt": i, "tokens": 10 * tree.chains + tree.drafts + 50 * k}
-        | {"steps": 10, **vars(tree)}
+        | {"rule": rule, "steps": 10, **vars(tree)}
         for i in range(2)
-        for k, t in enumerate(trees.TEMPERATURES)
+        for k, (rule, t) in enumerate([("race", 0.0), ("race", 0.7), ("token", 0.7)])
         for tree in trees.TREES
     ]
     lines = trees.table({"runs": runs}).splitlines()
-    assert len(lines) == 2 + 2 * len(trees.POSITIONS)
-    assert lines[2] == "| 0 | 4 | 1.40 | 2.20 | 4.10 |"
-    assert lines[-1] == "| 0.7 | 16 | 7.60 | 7.80 | 9.40 |"
+    assert len(lines) == 2 + 3 * len(trees.POSITIONS)
+    assert lines[2] == "| race | 0 | 4 | 1.40 | 2.20 | 4.10 |"
+    assert lines[-4] == "| race | 0.7 | 16 | 7.60 | 7.80 | 9.40 |"
+    assert lines[-1] == "| token | 0.7 | 16 | 12.60 | 12.80 | 14.40 |"
 
 
 @pytest.mark.slow
@@ -75,5 +84,5 @@ def test_the_command_writes_all_walks(pair: Pair, tmp_path: Path) -> None:
         main(["experiment", "trees", *options, "--json", str(file)])
     assert end.value.code == 0
     runs = json.loads(file.read_text())["runs"]
-    assert len(runs) == len(trees.TREES) * len(trees.TEMPERATURES) * 10
+    assert len(runs) == len(trees.TREES) * (len(trees.TEMPERATURES) + 1) * 10
     assert all(0 <= run["steps"] <= run["tokens"] for run in runs)

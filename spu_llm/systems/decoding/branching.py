@@ -42,8 +42,8 @@ class Branching(Protocol):
     def choose(
         self, generated: Sequence[int], candidates: Sequence[Sequence[int]], limit: int
     ) -> int:
-        """Return which of the continuations `found`, as they came out, goes on the text `generated`
-        so far, which has `limit` tokens at most.
+        """Return which of the `candidates`, the continuations as they came out, goes on the text
+        `generated` so far, which has `limit` tokens at most.
         """
 
     def rehearse(self, drafts: int, limit: int) -> None:
