@@ -74,6 +74,10 @@ STUDIES = {
         "experiments.completions.alignment",
         "what alignment does to acceptance, by task set",
     ),
+    "experiment lengths": (
+        "experiments.completions.lengths",
+        "whether the length of drafts should follow how many stayed",
+    ),
     "experiment drafts": (
         "experiments.completions.drafts",
         "how many drafts stay: n-grams, a draft model, both",

@@ -27,8 +27,8 @@ def of_token(
         stays = siblings.kept(p, q, sibling)
         total[sibling] += q[sibling] * stays
         if stays < 1:
-            rest = of_token(*after(p, q, sibling), most - 1, after)
-            total += q[sibling] * (1 - stays) * rest
+            left, others = after(p, q, sibling)
+            total += q[sibling] * (1 - stays) * of_token(left, others, most - 1, after)
     return total
 
 
