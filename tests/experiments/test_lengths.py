@@ -37,7 +37,7 @@ def test_lengths_follow_what_stayed() -> None:
     assert good.length() == 16 and bad.length() == 1
     for _ in range(40):
         good.saw(0, good.length())
-    assert good.length() == 1  # what was long ago is forgotten
+    assert good.length() <= 2  # what was long ago is forgotten
 
 
 def test_steps_are_those_of_the_length() -> None:
