@@ -112,6 +112,7 @@ class Client:
         on_event: OnEvent = lambda event: None,
         *,
         on_wait: Callable[[str], None] = lambda words: None,
+        look: Look = lambda: None,
         started: float | None = None,
     ) -> Completion:
         """Complete a secret prompt with the provider's private model.
@@ -119,9 +120,10 @@ class Client:
         The client learns the emitted tokens; the provider the prompt's length in tokens, the
         options that `CompletionOptions` names, and the number of steps: `Completion.learned` says
         all. on_event: gets each event in the calling thread; what it raises ends the session.
-        on_wait: gets a sentence while a preparation in the same pool gives way. started: on the
-        monotonic clock, what seconds are counted from. SpuLlmError, of the kind that says who
-        failed; it names options as the command line does.
+        on_wait: gets a sentence while a preparation in the same pool gives way. look: called now
+        and then, may end the session by an error. started: on the monotonic clock, what seconds are
+        counted from. SpuLlmError, of the kind that says who failed; it names options as the command
+        line does.
         """
         started = time.monotonic() if started is None else started
         keys = options.check(prompt)
@@ -133,7 +135,7 @@ class Client:
             self._with_key(options) as provider,
         ):
             call = self._call(provider, text, prefix, tokens, options, marking, started)
-            return complete(call, on_event, on_wait)
+            return complete(call, on_event, on_wait, look)
 
     def chat(
         self,
@@ -142,6 +144,7 @@ class Client:
         on_event: OnEvent = lambda event: None,
         *,
         on_wait: Callable[[str], None] = lambda words: None,
+        look: Look = lambda: None,
         started: float | None = None,
     ) -> Completion:
         """Answer a chat by the model's own template; each call prefills the whole chat.
@@ -156,7 +159,7 @@ class Client:
         prefix, tokens = chat_tokens(text, messages)
         with self._with_key(options) as provider:
             call = self._call(provider, text, prefix, tokens, options, None, started)
-            return complete(call, on_event, on_wait)
+            return complete(call, on_event, on_wait, look)
 
     def check_chat(self, messages: Sequence[Message], options: CompletionOptions) -> None:
         """Raise InputError for a chat that no provider could serve; nothing is sent."""

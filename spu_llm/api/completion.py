@@ -23,7 +23,7 @@ from spu_llm.net.relay import Relay
 from spu_llm.offline.priority_lock import WAIT_S, going_first
 from spu_llm.service.client import run_as_client
 from spu_llm.service.first_contact import KeptFormat
-from spu_llm.service.supervisor import SessionOutcome
+from spu_llm.service.supervisor import Look, SessionOutcome
 from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
 from spu_llm.systems.decoding.request import GenerationRequest
 from spu_llm.systems.program import Program
@@ -119,9 +119,11 @@ def complete(
     call: CompletionCall,
     on_event: OnEvent = lambda event: None,
     on_wait: Callable[[str], None] = lambda words: None,
+    look: Look = lambda: None,
 ) -> Completion:
     """Run a completion with a provider. `on_wait` hears when it waits until what is made in the
-    background has given way. SpuLlmError, of the kind that says who failed, when there is none.
+    background has given way; `look` is called several times a second, and may end the session by an
+    error. SpuLlmError, of the kind that says who failed, when there is none.
     """
     provider, inputs, text = call.provider, call.inputs, call.text
     Stops.of(inputs.stop, call.tokenizer)
@@ -156,6 +158,7 @@ def complete(
             pool=pool,
             hint_cache=provider.hint_cache,
             jobs=provider.jobs,
+            look=look,
         )
         return _completion(call, pool, outcome, agreed, first_token[0])
 

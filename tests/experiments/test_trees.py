@@ -52,7 +52,7 @@ def test_a_tree_walks_by_its_longest_chain() -> None:
     assert walk(Tree(2, 2), text, 9, [0], wrong, GREEDY, OWN) == [2] * 4
 
 
-def test_a_tree_of_siblings_writes_until_the_text_is_long_enough() -> None:
+def test_a_tree_of_siblings_writes_until_there_is_enough() -> None:
     model = Fixed(3, 1)
     each = trees.write(Tree(2, 3), 30, [0], model, model, OWN)
     # Drafts of the model itself all stay: three, and the token after them.

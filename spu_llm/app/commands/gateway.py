@@ -1,0 +1,155 @@
+"""`spu-llm gateway`: an HTTP server at the client, for programs that speak OpenAI's or Anthropic's
+protocol.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import socket
+from pathlib import Path
+from typing import Any
+
+from spu_llm.app import drafting
+from spu_llm.app.options import (
+    add_backend,
+    add_folder,
+    add_hint_cache,
+    add_identity_options,
+    add_jobs,
+    add_ranges,
+    add_session_options,
+    address,
+    provider_of,
+)
+from spu_llm.app.printing import show
+from spu_llm.core.errors import InputError
+from spu_llm.core.text_files import read_text
+
+LISTEN = "127.0.0.1:8000"
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
+_MOST_AT_ONCE = 16
+_BACKLOG = 64
+_END_S = 3  # for answers that are being written when it ends
+
+
+def add_command(commands: Any) -> None:
+    gateway = commands.add_parser(
+        "gateway",
+        help="client: answer programs that speak OpenAI's or Anthropic's protocol",
+        description="Programs on this machine ask it over HTTP, as they ask OpenAI or Anthropic; "
+        "it asks the provider by two-party computation. Prompts and answers leave this machine on "
+        "shares alone.",
+    )
+    place = gateway.add_mutually_exclusive_group(required=True)
+    place.add_argument("--server", metavar="HOST:PORT", help="the provider")
+    add_folder(place, "--model", "a model directory: both parties run on this machine")
+    add_ranges(gateway)
+    gateway.add_argument(
+        "--listen",
+        default=LISTEN,
+        metavar="HOST:PORT",
+        help="where programs ask it; beyond this machine only with --token-file "
+        "(default: %(default)s)",
+    )
+    gateway.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="a file whose first line every program must give as its API key",
+    )
+    gateway.add_argument(
+        "--name", default="private", help="of the model, in requests (default: %(default)s)"
+    )
+    gateway.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        metavar="N",
+        help="requests that are answered at a time; others wait (default: %(default)s)",
+    )
+    drafting.add_options(gateway)
+    add_backend(gateway)
+    add_session_options(gateway)
+    add_jobs(gateway)
+    add_hint_cache(gateway)
+    add_folder(gateway, "--pool", "keep what is made ahead of time, if the provider does")
+    add_identity_options(gateway)
+    gateway.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    import uvicorn
+
+    from spu_llm.api.client import Client, CompletionOptions
+    from spu_llm.gateway.running import Sessions
+    from spu_llm.gateway.server import Gateway
+
+    host, port = address(options.listen, "--listen")
+    token = _token(options.token_file)
+    here = _is_loopback(host)
+    if not here and token is None:
+        raise InputError(
+            f"--listen {options.listen} is reached from other machines; give --token-file FILE, or "
+            f"listen at {LISTEN}"
+        )
+    if not 1 <= options.at_once <= _MOST_AT_ONCE:
+        raise InputError(f"--at-once must be 1 to {_MOST_AT_ONCE}, found {options.at_once}")
+    drafting.check(options)
+    client = Client(provider_of(options))
+    asked = CompletionOptions(
+        draft_length=options.draft_length, draft_model=options.draft_model, drafts=options.drafts
+    )
+    client.provider.text_format()  # says early where the provider cannot be asked
+    gateway = Gateway(
+        Sessions(client, options.at_once), asked, options.name, token, LOOPBACK if here else None
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            gateway.application(),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_END_S,
+        )
+    )
+    with _listening(host, port) as listener:
+        at = f"http://{host}:{listener.getsockname()[1]}"
+        show(
+            f"listening on {at}",
+            f"base URL {at}/v1 for OpenAI's protocol, {at} for Anthropic's; model {options.name}",
+        )
+        server.run(sockets=[listener])
+
+
+def _token(file: Path | None) -> str | None:
+    """Return the token in a file; InputError where it is short, or has other characters than a
+    header bears.
+    """
+    if file is None:
+        return None
+    token = read_text(file, "--token-file").partition("\n")[0].strip()
+    if len(token) < 16 or not token.isascii() or not token.isprintable():
+        raise InputError(
+            f"{file}: the first line must be a token of 16 printable ASCII characters or more; "
+            "openssl rand -hex 32 makes one"
+        )
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; InputError where it cannot."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise InputError(
+            f"--listen {host}:{port}: {error.strerror or error}; give another address"
+        ) from None

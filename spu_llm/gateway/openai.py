@@ -1,0 +1,198 @@
+"""OpenAI's protocol: completions, chats, models; requests, answers and streams.
+
+Source: OpenAI's API reference, "Chat" and "Completions". A field that cannot be honoured is refused
+with its name; fields that change no answer are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from secrets import token_hex
+from typing import Any
+
+from models.chat import Message
+from spu_llm.api.client import CompletionOptions
+from spu_llm.api.completion import Completion
+from spu_llm.gateway.asked import (
+    MOST_STOPS,
+    MOST_TOKENS,
+    NO_CUT,
+    NO_TOOLS,
+    TOKENS_ALONE,
+    Asked,
+    sampled,
+)
+from spu_llm.gateway.fields import Fields
+from spu_llm.gateway.refusals import Refused
+from spu_llm.gateway.usage import usage_of
+
+CHAT_TOKENS, COMPLETION_TOKENS = 256, 16  # of an answer, unless the request says
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ENDS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+_HARMLESS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
+DONE = "data: [DONE]\n\n"
+
+
+def chat_asked(body: bytes, options: CompletionOptions) -> Asked:
+    """Return what the body of POST /v1/chat/completions asks for. Refused where it cannot be."""
+    fields = Fields.of_body(body)
+    model = fields.text("model")
+    messages = [_message(one) for one in fields.objects("messages")]
+    newer = fields.whole("max_completion_tokens", 1, MOST_TOKENS)
+    older = fields.whole("max_tokens", 1, MOST_TOKENS)
+    for name in ("tools", "functions"):
+        fields.only(name, [], why=NO_TOOLS)
+    for name in ("tool_choice", "function_call"):
+        fields.only(name, "none", "auto", why=NO_TOOLS)
+    fields.only("logprobs", False, why=TOKENS_ALONE)
+    fields.only("top_logprobs", 0, why=TOKENS_ALONE)
+    fields.only("response_format", {"type": "text"}, why="text alone is written; leave it out")
+    fields.only("modalities", ["text"], why="text alone is written; leave it out")
+    fields.only("store", False, why="nothing is stored here; leave it out")
+    fields.ignore("parallel_tool_calls")
+    asked = _common(fields, options, model, messages, newer or older or CHAT_TOKENS)
+    fields.end()
+    return asked
+
+
+def completion_asked(body: bytes, options: CompletionOptions) -> Asked:
+    """Return what the body of POST /v1/completions asks for. Refused where it cannot be."""
+    fields = Fields.of_body(body)
+    model = fields.text("model")
+    prompts = fields.texts("prompt", 1)
+    if not prompts:
+        raise fields.refuse("prompt", "give a text, not an empty one")
+    tokens = fields.whole("max_tokens", 1, MOST_TOKENS) or COMPLETION_TOKENS
+    fields.only("logprobs", 0, why=TOKENS_ALONE)
+    fields.only("best_of", 1, why="give 1, or leave it out")
+    fields.only("echo", False, why="the prompt is not written again; leave it out")
+    fields.only("suffix", "", why="text is written after a prompt alone; leave it out")
+    asked = _common(fields, options, model, prompts[0], tokens)
+    fields.end()
+    return asked
+
+
+def _common(
+    fields: Fields, options: CompletionOptions, model: str, prompt: str | list[Message], tokens: int
+) -> Asked:
+    fields.only("n", 1, why="one answer is written for a request; give 1, or leave it out")
+    fields.only("top_p", 1, 1.0, why=NO_CUT)
+    fields.only("logit_bias", {}, why=TOKENS_ALONE)
+    for name in ("presence_penalty", "frequency_penalty"):
+        fields.only(name, 0, 0.0, why="penalties are not supported here; give 0, or leave it out")
+    stream = fields.switch("stream")
+    streamed = fields.inner("stream_options")
+    with_usage = streamed.switch("include_usage")
+    streamed.ignore("include_obfuscation")
+    streamed.end()
+    stop = fields.texts("stop", MOST_STOPS)
+    options = replace(options, max_new_tokens=tokens, stop=stop)
+    fields.ignore(*_HARMLESS)
+    return Asked(model, prompt, sampled(fields, options, 2.0), stream, with_usage)
+
+
+def _message(fields: Fields) -> Message:
+    role = fields.text("role")
+    if role not in _ROLES:
+        raise fields.refuse("role", f"a role is one of {', '.join(_ROLES)}")
+    content = fields.content("content")
+    for name in ("tool_calls", "function_call", "audio"):
+        fields.only(name, [], why=NO_TOOLS)
+    fields.ignore("name", "refusal", "annotations")
+    fields.end()
+    return Message(_ROLES[role], content)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Answers to one request, whole or piece by piece, as JSON texts or server-sent events."""
+
+    asked: Asked
+    id: str = field(default_factory=lambda: token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def _chat(self) -> bool:
+        return not isinstance(self.asked.prompt, str)
+
+    def _named(self, kind: str) -> dict[str, Any]:
+        named = {"id": f"chatcmpl-{self.id}", "object": f"chat.{kind}"}
+        if not self._chat:
+            named = {"id": f"cmpl-{self.id}", "object": "text_completion"}
+        return {**named, "created": self.created, "model": self.asked.model}
+
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """Return the answer to a request without a stream."""
+        said: dict[str, Any] = {"text": completion.text}
+        if self._chat:
+            content = {"role": "assistant", "content": completion.text, "refusal": None}
+            said = {"message": content}
+        end = _ENDS[completion.finish_reason]
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": end}
+        return {**self._named("completion"), "choices": [choice], "usage": usage(completion)}
+
+    def begin(self) -> Iterator[str]:
+        """Yield the first event of a stream: of a chat, whose turn it is."""
+        if self._chat:
+            yield self._chunk({"role": "assistant", "content": ""})
+
+    def piece(self, text: str) -> Iterator[str]:
+        """Yield the event of further text."""
+        yield self._chunk({"content": text} if self._chat else text)
+
+    def end(self, completion: Completion) -> Iterator[str]:
+        """Yield the last events: why the text ends, and what it took if that was asked for."""
+        yield self._chunk({} if self._chat else "", _ENDS[completion.finish_reason])
+        if self.asked.with_usage:
+            yield _event({**self._named("completion.chunk"), "choices": []} | _used(completion))
+        yield DONE
+
+    def failed(self, error: Refused) -> Iterator[str]:
+        """Yield the last event of a stream that has no end."""
+        yield _event(error_body(error))
+
+    def _chunk(self, said: Any, end: str | None = None) -> str:
+        name = "delta" if self._chat else "text"
+        choice = {"index": 0, name: said, "logprobs": None, "finish_reason": end}
+        chunk = {**self._named("completion.chunk"), "choices": [choice]}
+        return _event(chunk | ({"usage": None} if self.asked.with_usage else {}))
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+def _used(completion: Completion) -> dict[str, Any]:
+    return {"usage": usage(completion)}
+
+
+def usage(completion: Completion) -> dict[str, Any]:
+    """Return the tokens of a completion, and what it took."""
+    used = usage_of(completion)
+    return {
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.completion_tokens,
+        "total_tokens": used.prompt_tokens + used.completion_tokens,
+        "spu_llm": used.cost,
+    }
+
+
+def error_body(error: Refused) -> dict[str, Any]:
+    """Return the body of an answer to a request that is refused."""
+    kinds = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+    kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    code = "model_not_found" if error.field == "model" and error.status == 404 else None
+    return {"error": {"message": str(error), "type": kind, "param": error.field, "code": code}}
+
+
+def models_body(name: str, created: int) -> dict[str, Any]:
+    """Return the answer to GET /v1/models."""
+    return {"object": "list", "data": [model_body(name, created)]}
+
+
+def model_body(name: str, created: int) -> dict[str, Any]:
+    """Return the answer to GET /v1/models/NAME."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "provider"}

@@ -1,0 +1,244 @@
+"""The HTTP application: who may ask, which path is which protocol, and how answers go out."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from spu_llm.api.client import CompletionOptions
+from spu_llm.api.completion import Completion
+from spu_llm.gateway import anthropic, openai
+from spu_llm.gateway.asked import Asked
+from spu_llm.gateway.refusals import Refused
+from spu_llm.gateway.running import News, Piece, Said, Session, Sessions
+
+MOST_BYTES = 4 << 20  # of a request's body
+QUIET_S = 5.0  # after which a stream says what is being done
+_LOOK_S = 0.5  # how often it is seen whether whoever asked is still there
+_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+
+
+class Reply(Protocol):
+    """How a protocol writes an answer."""
+
+    def whole(self, completion: Completion) -> dict[str, Any]: ...
+
+    def begin(self) -> Iterator[str]: ...
+
+    def piece(self, text: str) -> Iterator[str]: ...
+
+    def end(self, completion: Completion) -> Iterator[str]: ...
+
+    def failed(self, error: Refused) -> Iterator[str]: ...
+
+
+@dataclass(frozen=True)
+class Api:
+    """A protocol's way of asking, of answering, and of refusing."""
+
+    asked: Callable[[bytes, CompletionOptions], Asked]
+    reply: Callable[[Asked], Reply]
+    error: Callable[[Refused], dict[str, Any]]
+
+
+_APIS = {
+    "/v1/chat/completions": Api(openai.chat_asked, openai.Reply, openai.error_body),
+    "/v1/completions": Api(openai.completion_asked, openai.Reply, openai.error_body),
+    "/v1/messages": Api(anthropic.message_asked, anthropic.Reply, anthropic.error_body),
+}
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """An application over sessions with one provider. `name`: of its model. `token`: that every
+    request must bear. `hosts`: names by which it may be called; None: any.
+    """
+
+    sessions: Sessions
+    options: CompletionOptions  # where a request says nothing else
+    name: str
+    token: str | None = None
+    hosts: frozenset[str] | None = None
+    _started: int = field(default_factory=lambda: int(time.time()))
+
+    def application(self) -> Starlette:
+        """Return the application."""
+        routes = [Route(path, self._answered(api), methods=["POST"]) for path, api in _APIS.items()]
+        routes += [
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/health", self._health),
+            Route("/privacy", self._privacy),
+        ]
+        handlers = {Refused: _refusal, HTTPException: _no_path}
+        return Starlette(
+            routes=routes,
+            exception_handlers=handlers,  # type: ignore[arg-type]
+            lifespan=self._lifespan,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
+        yield
+        await self.sessions.close()
+
+    # ---- who may ask
+
+    def _check(self, request: Request) -> None:
+        """Refuse who may not ask. A page in a browser cannot: its requests bear its own host, or
+        another type of content.
+        """
+        host = request.headers.get("host", "").rpartition("@")[2]
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        if self.hosts is not None and name.lower() not in self.hosts:
+            raise Refused(403, f"this gateway is called {', '.join(sorted(self.hosts))}")
+        if self.token is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(given.strip().encode(), self.token.encode()):
+            raise Refused(401, "give the gateway's token as the API key")
+
+    # ---- answers
+
+    def _answered(self, api: Api) -> Callable[[Request], Any]:
+        async def answered(request: Request) -> Response:
+            try:
+                self._check(request)
+                asked = api.asked(await _body(request), self.options)
+                if asked.model != self.name:
+                    raise Refused(
+                        404, f"there is no model {asked.model[:80]!r}, only {self.name!r}", "model"
+                    )
+                reply = api.reply(asked)
+                if asked.stream:
+                    return _Stream(self.sessions.begin(asked), reply)
+                completion = await self._whole(request, asked)
+                return JSONResponse(reply.whole(completion), headers=_HEADERS)
+            except Refused as error:
+                return JSONResponse(api.error(error), error.status, headers=_retry(error))
+
+        return answered
+
+    async def _whole(self, request: Request, asked: Asked) -> Completion:
+        """Return the completion; end the session when whoever asked has gone."""
+        session = self.sessions.begin(asked)
+        try:
+            while not await request.is_disconnected():
+                match await _next(session, _LOOK_S):
+                    case Completion() as completion:
+                        return completion
+                    case Refused() as error:
+                        raise error
+            raise Refused(499, "whoever asked has gone")
+        finally:
+            session.cancel()
+
+    # ---- what else can be asked
+
+    async def _models(self, request: Request) -> Response:
+        self._check(request)
+        return JSONResponse(openai.models_body(self.name, self._started))
+
+    async def _model(self, request: Request) -> Response:
+        self._check(request)
+        if (name := request.path_params["name"]) != self.name:
+            raise Refused(404, f"there is no model {name[:80]!r}, only {self.name!r}", "model")
+        return JSONResponse(openai.model_body(self.name, self._started))
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "requests": self.sessions.count})
+
+    async def _privacy(self, request: Request) -> Response:
+        """Answer with what each party learned in the last completion."""
+        self._check(request)
+        last = self.sessions.last
+        return JSONResponse({"learned": None if last is None else last.learned}, headers=_HEADERS)
+
+
+class _Stream(StreamingResponse):
+    """A session's events as they come; the session ends with the connection."""
+
+    def __init__(self, session: Session, reply: Reply) -> None:
+        self._session, self._reply = session, reply
+        super().__init__(self._events(), media_type="text/event-stream", headers=_HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._session.cancel()
+
+    async def _events(self) -> AsyncIterator[str]:
+        """Yield events; where none comes for a while, a comment with what is done."""
+        news, reply = "waiting", self._reply
+        for event in reply.begin():
+            yield event
+        while True:
+            one = await _next(self._session, QUIET_S)
+            events: Iterable[str] = ()
+            match one:
+                case None:
+                    events = [f": {json.dumps(news)}\n\n"]
+                case News():
+                    news = one.words
+                case Piece():
+                    events = reply.piece(one.text)
+                case Completion():
+                    events = reply.end(one)
+                case Refused():
+                    events = reply.failed(one)
+            for event in events:
+                yield event
+            if isinstance(one, Completion | Refused):
+                return
+
+
+async def _next(session: Session, seconds: float) -> Said | None:
+    """Return what a session says next; None where that is nothing for so long."""
+    try:
+        return await asyncio.wait_for(session.said.get(), seconds)
+    except asyncio.TimeoutError:
+        return None
+
+
+async def _body(request: Request) -> bytes:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(415, "send the request as application/json")
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise Refused(413, f"a request has {MOST_BYTES >> 20} MiB at most")
+    except ClientDisconnect:
+        raise Refused(499, "whoever asked has gone") from None
+    return bytes(body)
+
+
+def _retry(error: Refused) -> dict[str, str]:
+    return {**_HEADERS, "retry-after": "5"} if error.status in (429, 503) else dict(_HEADERS)
+
+
+async def _refusal(request: Request, error: Refused) -> Response:
+    return JSONResponse(openai.error_body(error), error.status, headers=_retry(error))
+
+
+async def _no_path(request: Request, error: HTTPException) -> Response:
+    refusal = Refused(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    return JSONResponse(openai.error_body(refusal), error.status_code, headers=error.headers)

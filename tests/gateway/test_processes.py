@@ -1,0 +1,119 @@
+"""`spu-llm gateway` as a process, before a real provider: what programs get, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from models.chat import Message, Template
+from models.draft import Drafter
+from models.hf import load_model
+from models.tokenizer import Tokenizer
+from tests.kit.pair import Pair
+from tests.kit.patience import RUN_S, eventually
+from tests.kit.processes import Command, Start
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
+HELLO: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def model(pair: Pair, tmp_path: Path) -> Path:
+    """Return the pair's private model, as one that chats."""
+    directory = tmp_path / "model"
+    shutil.copytree(pair.private, directory)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return directory
+
+
+@pytest.fixture
+def parties(start: Start, model: Path) -> Iterator[tuple[Command, Command, openai.OpenAI]]:
+    """Yield a provider, a gateway before it, and a program's client."""
+    server = start("serve", "--model", str(model), "--listen", "127.0.0.1:0", "--insecure")
+    place = f"127.0.0.1:{server.until_listening()}"
+    options = ["--insecure", "--listen", "127.0.0.1:0", "--standard"]
+    gateway = start("gateway", "--server", place, *options)
+    base = f"http://127.0.0.1:{gateway.until_listening()}/v1"
+    yield server, gateway, openai.OpenAI(base_url=base, api_key="x", max_retries=0, timeout=RUN_S)
+
+
+def greedy(model: Path, tokens: int) -> str:
+    """Return the model's likeliest answer to HELLO, in plaintext."""
+    tokenizer, template = Tokenizer.load(model), Template.load(model)
+    text = tokenizer.encode(template.render([Message("user", "hi")]))
+    drafter = Drafter(*load_model(model), len(text) + tokens)
+    written: list[int] = []
+    for _ in range(tokens):
+        written.append(int(np.argmax(drafter.logits(text + written))))
+    return tokenizer.decode(written)
+
+
+def test_programs_get_the_models_text(
+    parties: tuple[Command, Command, openai.OpenAI], model: Path
+) -> None:
+    """One program leaves in the middle of its answer; the next one is answered, by float32's text.
+    The gateway ends in seconds, and nothing of it is left.
+    """
+    server, gateway, client = parties
+    stream = client.chat.completions.create(
+        model="private", messages=HELLO, max_tokens=40, stream=True
+    )
+    assert next(iter(stream)).choices[0].delta.role == "assistant"
+    eventually(lambda: any(p.is_worker for p in gateway.processes()), RUN_S)
+    stream.close()
+    got = client.chat.completions.create(
+        model="private", messages=HELLO, max_tokens=4, temperature=0
+    )
+    assert got.choices[0].message.content == greedy(model, 4)
+    assert got.choices[0].finish_reason == "length"
+    assert got.usage is not None and got.usage.completion_tokens == 4
+    gateway.send(signal.SIGTERM)
+    assert gateway.wait(20) == 128 + signal.SIGTERM
+    gateway.assert_gone(5)
+    assert "Traceback" not in gateway.stderr and not gateway.errors
+    assert server.processes()
+
+
+def test_a_provider_that_has_gone_is_said(parties: tuple[Command, Command, openai.OpenAI]) -> None:
+    server, gateway, client = parties
+    server.send(signal.SIGKILL)
+    server.wait(5)
+    with pytest.raises(openai.APIStatusError) as refusal:
+        client.chat.completions.create(model="private", messages=HELLO)
+    assert refusal.value.status_code == 502
+    gateway.send(signal.SIGINT)
+    assert gateway.wait(20) == 130
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--listen", "0.0.0.0:0"), "give --token-file"),
+        (("--listen", "127.0.0.1:0", "--token-file", "short"), "16 printable ASCII"),
+        (("--listen", "127.0.0.1:0", "--token-file", "absent"), "cannot read"),
+        (("--listen", "127.0.0.1:0", "--at-once", "0"), "--at-once must be 1 to"),
+        (("--listen", "here"), "--listen"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    start: Start, pair: Pair, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "short").write_text("abc\n")
+    command = start("gateway", "--model", str(pair.private), *options)
+    command.assert_failed(2, words, within_s=RUN_S)
+
+
+def test_a_taken_address_is_refused(start: Start, pair: Pair) -> None:
+    options = ["--model", str(pair.private), "--listen"]
+    first = start("gateway", *options, "127.0.0.1:0")
+    port = first.until_listening()
+    second = start("gateway", *options, f"127.0.0.1:{port}")
+    second.assert_failed(2, "give another address", within_s=RUN_S)

@@ -1,0 +1,415 @@
+"""The gateway over HTTP, with a client of the provider that is made up: protocols as their own
+libraries read them, who may ask, order, and ends.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+import uvicorn
+
+from models.chat import Message
+from spu_llm.api.client import CompletionOptions
+from spu_llm.api.completion import BothWays, Completion, Prefetched, Seconds
+from spu_llm.api.events import Making, OnEvent, Text
+from spu_llm.core.errors import BusyError, InputError, PeerError, SpuLlmError
+from spu_llm.core.machine import machine
+from spu_llm.gateway import running, server
+from spu_llm.gateway.running import Sessions
+from spu_llm.gateway.server import Gateway
+from tests.kit.patience import eventually
+
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+PIECES = ["Good", " day", "é"]
+LOCAL = frozenset({"127.0.0.1"})
+
+
+def completion(text: str, reason: str = "eos") -> Completion:
+    return Completion(
+        text=text,
+        token_ids=[1, 2, 3],
+        finish_reason=reason,
+        steps=2,
+        drafted=4,
+        accepted=1,
+        seconds=Seconds(3.0, 1.0, 2.0),
+        made_beside=Prefetched(0, 0.0),
+        first_token_seconds=4.0,
+        elapsed_seconds=6.0,
+        bytes={},
+        messages={"offline": 10, "online": 20},
+        wire_bytes=BothWays(100, 200),
+        per_step=[],
+        learned={"client": ["tokens"], "provider": ["lengths"]},
+        machine=machine(),
+        config={"request.prompt_tokens": 5, "request.public_prefix": "1,2"},
+    )
+
+
+class Fake:
+    """In place of `spu_llm.Client`: writes PIECES, or what a test puts into `does`."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, CompletionOptions]] = []
+        self.does: Callable[[OnEvent, Callable[[], None]], Completion] = self.writes
+        self.ended: list[str] = []
+
+    def writes(self, on_event: OnEvent, look: Callable[[], None]) -> Completion:
+        for piece in PIECES:
+            look()
+            on_event(Text(piece))
+        return completion("".join(PIECES))
+
+    def waits(self, on_event: OnEvent, look: Callable[[], None]) -> Completion:
+        """Write one piece, and go on until it is to end."""
+        on_event(Text(PIECES[0]))
+        on_event(Making(3, 9))
+        while True:
+            look()
+            time.sleep(0.02)
+
+    def complete(
+        self, prompt: Any, options: CompletionOptions, on_event: OnEvent, *, look: Any
+    ) -> Completion:
+        self.asked.append((prompt, options))
+        try:
+            made = self.does(on_event, look)
+            self.ended.append("well")
+            return made
+        except SpuLlmError as error:
+            self.ended.append(str(error))
+            raise
+
+    chat = complete
+
+
+@contextmanager
+def served(
+    client: Fake,
+    *,
+    token: str | None = None,
+    hosts: frozenset[str] | None = LOCAL,
+    at_once: int = 1,
+) -> Iterator[int]:
+    """Yield the port of a gateway that asks `client`."""
+    sessions: Any = Sessions(client, at_once)  # type: ignore[arg-type]
+    gateway = Gateway(sessions, CompletionOptions(), "private", token, hosts)
+    run = uvicorn.Server(
+        uvicorn.Config(gateway.application(), log_config=None, timeout_graceful_shutdown=1)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=run.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            run.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def fake() -> Fake:
+    return Fake()
+
+
+@pytest.fixture
+def port(fake: Fake) -> Iterator[int]:
+    with served(fake) as at:
+        yield at
+
+
+def of_openai(port: int, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
+
+
+def of_anthropic(port: int, key: str = "none") -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key=key, max_retries=0)
+
+
+def asked(
+    port: int, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body, named)
+    answer = connection.getresponse()
+    return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+
+
+# ---- OpenAI's protocol, as its library reads it
+
+
+def test_openais_library_gets_an_answer(port: int, fake: Fake) -> None:
+    client = of_openai(port)
+    assert [model.id for model in client.models.list()] == ["private"]
+    assert client.models.retrieve("private").owned_by == "provider"
+    got = client.chat.completions.create(model="private", messages=HELLO, max_tokens=9, stop="x")
+    assert got.choices[0].message.content == "Good dayé" and got.id.startswith("chatcmpl-")
+    assert (got.choices[0].message.role, got.choices[0].finish_reason) == ("assistant", "stop")
+    assert got.usage is not None and got.usage.total_tokens == 7 + 3
+    extension: Any = got.usage.model_extra
+    assert extension["spu_llm"]["wire_bytes"] == 300
+    prompt, options = fake.asked[0]
+    assert prompt == [Message("user", "hello")] and options.max_new_tokens == 9
+    assert list(options.stop) == ["x"]
+    text = client.completions.create(model="private", prompt="def")
+    assert text.choices[0].text == "Good dayé" and fake.asked[1][0] == "def"
+
+
+def test_openais_library_reads_a_stream(port: int) -> None:
+    stream = of_openai(port).chat.completions.create(
+        model="private", messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    first, *pieces, end, last = chunks
+    assert first.choices[0].delta.role == "assistant" and first.choices[0].delta.content == ""
+    assert [piece.choices[0].delta.content for piece in pieces] == PIECES
+    assert all(piece.choices[0].delta.role is None for piece in pieces)
+    assert end.choices[0].finish_reason == "stop" and end.choices[0].delta.content is None
+    assert last.choices == [] and last.usage is not None and last.usage.completion_tokens == 3
+    assert {chunk.id for chunk in chunks} == {first.id}
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    texts = of_openai(port).completions.create(model="private", prompt="def", stream=True)
+    assert "".join(chunk.choices[0].text for chunk in texts) == "Good dayé"
+
+
+def test_a_stream_ends_as_clients_expect(port: int) -> None:
+    body = json.dumps({"model": "private", "messages": HELLO, "stream": True}).encode()
+    status, headers, raw = asked(
+        port, "POST", "/v1/chat/completions", body, content_type="application/json"
+    )
+    assert status == 200 and headers["content-type"].startswith("text/event-stream")
+    assert headers["cache-control"] == "no-store"
+    events = raw.decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all("usage" not in json.loads(event[6:]) for event in events[:-2])
+
+
+# ---- Anthropic's protocol, as its library reads it
+
+
+def test_anthropics_library_gets_an_answer(port: int, fake: Fake) -> None:
+    got = of_anthropic(port).messages.create(
+        model="private", max_tokens=9, messages=HELLO, system="be short"
+    )
+    (block,) = got.content
+    assert block.type == "text" and block.text == "Good dayé"
+    assert got.stop_reason == "end_turn" and got.usage.input_tokens == 7
+    assert fake.asked[0][0][0] == Message("system", "be short")
+
+
+def test_anthropics_library_reads_a_stream(port: int) -> None:
+    with of_anthropic(port).messages.stream(
+        model="private", max_tokens=9, messages=HELLO
+    ) as stream:
+        assert list(stream.text_stream) == PIECES
+        message = stream.get_final_message()
+    assert message.stop_reason == "end_turn" and message.usage.output_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("reason", "of_chat", "of_message"),
+    [
+        ("eos", "stop", "end_turn"),
+        ("stop", "stop", "stop_sequence"),
+        ("length", "length", "max_tokens"),
+        ("context", "length", "max_tokens"),
+    ],
+)
+def test_why_a_text_ends_is_said(
+    port: int, fake: Fake, reason: str, of_chat: str, of_message: str
+) -> None:
+    fake.does = lambda on_event, look: completion("x", reason)
+    got = of_openai(port).chat.completions.create(model="private", messages=HELLO)
+    assert got.choices[0].finish_reason == of_chat
+    message = of_anthropic(port).messages.create(
+        model="private", max_tokens=9, messages=HELLO, stop_sequences=["END"]
+    )
+    assert message.stop_reason == of_message
+    assert message.stop_sequence == ("END" if reason == "stop" else None)
+
+
+# ---- refusals
+
+
+def test_libraries_raise_what_is_refused(port: int) -> None:
+    client = of_openai(port)
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.chat.completions.create(model="private", messages=HELLO, logprobs=True)
+    assert refusal.value.param == "logprobs" and "tokens alone" in refusal.value.message
+    with pytest.raises(openai.NotFoundError) as absent:
+        client.chat.completions.create(model="gpt-4", messages=HELLO)
+    assert absent.value.code == "model_not_found" and "'private'" in absent.value.message
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="private", input="x")
+    with pytest.raises(anthropic.BadRequestError, match="top_k"):
+        of_anthropic(port).messages.create(
+            model="private", max_tokens=9, messages=HELLO, extra_body={"top_k": 5}
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InputError("the prompt is too long"), 400),
+        (BusyError("the provider has no place"), 503),
+        (PeerError("the provider is gone"), 502),
+    ],
+)
+def test_errors_of_a_session_have_their_status(
+    port: int, fake: Fake, error: SpuLlmError, status: int
+) -> None:
+    def fails(on_event: OnEvent, look: Callable[[], None]) -> Completion:
+        raise error
+
+    fake.does = fails
+    with pytest.raises(openai.APIStatusError) as refusal:
+        of_openai(port).chat.completions.create(model="private", messages=HELLO)
+    assert refusal.value.status_code == status and str(error) in refusal.value.message
+    with pytest.raises(openai.APIError, match=str(error)):
+        list(of_openai(port).chat.completions.create(model="private", messages=HELLO, stream=True))
+    with pytest.raises(anthropic.APIStatusError) as other:
+        of_anthropic(port).messages.create(model="private", max_tokens=9, messages=HELLO)
+    assert other.value.status_code == status
+    fake.does = fake.writes
+    assert of_openai(port).completions.create(model="private", prompt="x").choices
+
+
+def test_who_has_no_token_is_refused() -> None:
+    with served(Fake(), token="a" * 16) as port:
+        for key in ("none", "", "a" * 15, "ä"):
+            status, _, raw = asked(port, "GET", "/v1/models", authorization=f"Bearer {key}")
+            assert status == 401 and json.loads(raw)["error"]["type"] == "authentication_error"
+        assert of_openai(port, "a" * 16).models.list().data
+        assert of_anthropic(port, "a" * 16).messages.create(
+            model="private", max_tokens=9, messages=HELLO
+        )
+        with pytest.raises(anthropic.AuthenticationError):
+            of_anthropic(port).messages.create(model="private", max_tokens=9, messages=HELLO)
+        assert asked(port, "GET", "/health")[0] == 200
+        assert asked(port, "GET", "/privacy")[0] == 401
+
+
+def test_a_page_in_a_browser_cannot_ask(port: int, fake: Fake) -> None:
+    """A form's request has another type; one of a name that points here has another host."""
+    body = json.dumps({"model": "private", "messages": HELLO}).encode()
+    path = "/v1/chat/completions"
+    assert asked(port, "POST", path, body, content_type="text/plain")[0] == 415
+    kind = {"content_type": "application/json"}
+    assert asked(port, "POST", path, body, **kind, host="evil.example")[0] == 403
+    assert asked(port, "POST", path, body, **kind, host=f"evil.example:{port}")[0] == 403
+    status, headers, _ = asked(port, "OPTIONS", path, origin="http://evil.example")
+    assert status == 405 and not any(name.startswith("access-control") for name in headers)
+    assert not fake.asked
+    assert asked(port, "POST", path, body, **kind, host=f"127.0.0.1:{port}")[0] == 200
+
+
+def test_large_requests_are_refused(port: int, fake: Fake) -> None:
+    body = b'{"model": "' + b"x" * server.MOST_BYTES + b'"}'
+    try:
+        status, _, raw = asked(
+            port, "POST", "/v1/completions", body, content_type="application/json"
+        )
+        assert status == 413 and b"4 MiB" in raw
+    except ConnectionError:
+        pass  # it has closed the connection while the request was sent
+    assert not fake.asked and asked(port, "GET", "/health")[0] == 200
+
+
+# ---- sessions
+
+
+def test_requests_are_answered_in_their_order(port: int, fake: Fake) -> None:
+    turn = threading.Event()
+
+    def holds(on_event: OnEvent, look: Callable[[], None]) -> Completion:
+        assert turn.wait(20)
+        return completion("x")
+
+    fake.does = holds
+    client = of_openai(port)
+
+    def ask(i: int) -> None:
+        client.completions.create(model="private", prompt=f"{i}")
+
+    threads = []
+    for i in range(4):
+        threads.append(threading.Thread(target=ask, args=(i,)))
+        threads[-1].start()
+        eventually(lambda n=i: json.loads(asked(port, "GET", "/health")[2])["requests"] == n + 1)
+    assert len(fake.asked) == 1
+    turn.set()
+    for thread in threads:
+        thread.join(20)
+    assert [prompt for prompt, _ in fake.asked] == ["0", "1", "2", "3"]
+
+
+def test_too_many_requests_are_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "MOST", 1)
+    fake.does = fake.waits
+    with served(fake) as port:
+        stream = of_openai(port).completions.create(model="private", prompt="x", stream=True)
+        assert next(iter(stream)).choices[0].text == PIECES[0]
+        with pytest.raises(openai.InternalServerError, match="try again later"):
+            of_openai(port).completions.create(model="private", prompt="x")
+        stream.close()
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_who_has_gone_ends_the_session(port: int, fake: Fake, streams: bool) -> None:
+    fake.does = fake.waits
+    body = json.dumps({"model": "private", "prompt": "x", "stream": streams}).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    kind = {"content-type": "application/json"}
+    connection.request("POST", "/v1/completions", body, kind)
+    eventually(lambda: len(fake.asked) == 1)
+    assert not fake.ended
+    assert connection.sock is not None
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    eventually(lambda: fake.ended == ["the request was cancelled"])
+    fake.does = fake.writes
+    assert of_openai(port).completions.create(model="private", prompt="y").choices[0].text
+
+
+def test_a_stream_says_what_is_done(port: int, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In comments, which clients leave out, so that nobody takes it for dead."""
+    monkeypatch.setattr(server, "QUIET_S", 0.05)
+    fake.does = fake.waits
+    body = json.dumps({"model": "private", "prompt": "x", "stream": True}).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    lines = [answer.readline() for _ in range(4)]
+    assert lines[0].startswith(b"data: ") and PIECES[0].encode() in lines[0]
+    assert lines[2] == b': "made 3 of 9 batches of correlated randomness"\n'
+    connection.close()
+
+
+def test_the_gateway_ends_with_sessions_at_work(fake: Fake) -> None:
+    fake.does = fake.waits
+    with served(fake) as port:
+        stream = of_openai(port).completions.create(model="private", prompt="x", stream=True)
+        next(iter(stream))
+    assert fake.ended == ["the request was cancelled"]
+
+
+def test_what_was_learned_can_be_read(port: int) -> None:
+    assert json.loads(asked(port, "GET", "/privacy")[2]) == {"learned": None}
+    of_openai(port).completions.create(model="private", prompt="x")
+    learned = {"client": ["tokens"], "provider": ["lengths"]}
+    assert json.loads(asked(port, "GET", "/privacy")[2]) == {"learned": learned}
