@@ -47,7 +47,6 @@ from spu_llm.core.machine import machine
 
 PROMPT = 32  # tokens of a held-out document
 TOKENS = 48  # after it
-TOP_K = 20  # of answers
 _SAMPLE = 100_000  # characters, of which tokens per character are taken
 _OF_TABLE = 8  # drafts a step, as in the paper's Table 1
 
@@ -64,6 +63,7 @@ class AlignmentRun:
     answers: int
     epochs: int
     prompts: int
+    top_k: int
 
 
 def prompts_of(text: TextFormat, task: str, count: int) -> list[list[int]]:
@@ -118,14 +118,14 @@ def measure(
     """Align; return counts of drafted texts before and after, by drafts a step, and the curve."""
     text = TextFormat.of_model(model)
     prompts = prompts_of(text, asked.task, asked.prompts)
-    out = work / f"{asked.pair} {asked.task}".replace(" ", "_")
+    out = work / f"{asked.pair} {asked.task} {asked.top_k}".replace(" ", "_")
     learnt = out.with_suffix(".txt")
     learnt.write_text(learnt_text(text, asked.task, asked.answers), encoding="utf-8")
     begun = ["--keep", asked.keep] if draft_model is None else ["--public", str(draft_model)]
     rate = "2e-3" if draft_model is None else "1e-3"
     finish_command(
         ["align", "--private", str(model), *begun, "--text", str(learnt), "--out", str(out)]
-        + ["--top-k", str(TOP_K), "--temperature", str(TEMPERATURE)]
+        + ["--top-k", str(asked.top_k), "--temperature", str(TEMPERATURE)]
         + ["--epochs", str(asked.epochs), "--learning-rate", rate]
     )
     private, ends = load_model(model, encoders=True), text.tokenizer.eos_ids
@@ -191,6 +191,7 @@ def table(records: Sequence[Record]) -> list[str]:
     columns: list[Column[Record]] = [
         Column("pair", lambda record: record["asked"]["pair"]),
         Column("task set", lambda record: record["asked"]["task"]),
+        Column("K", lambda record: str(record["asked"]["top_k"])),
         Column("answers learnt", lambda record: f"{record['curve'][-1]['tokens']:,}"),
         Column("acceptance before", of_place("overlap", "before")),
         Column("after", of_place("overlap", "after")),
@@ -218,6 +219,7 @@ def curves(records: Sequence[Record]) -> list[str]:
     columns: list[Column[Record]] = [
         Column("pair", lambda record: record["asked"]["pair"]),
         Column("task set", lambda record: record["asked"]["task"]),
+        Column("K", lambda record: str(record["asked"]["top_k"])),
         *(Column(f"point {number}", point(number)) for number in kept),
     ]
     return rows_table(columns, records)
@@ -259,6 +261,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_number(parser, "--answers", 100_000, "tokens of a task set to learn, about")
     commands.add_number(parser, "--epochs", 4, "times that they are learnt")
     commands.add_number(parser, "--prompts", 40, "held-out texts")
+    commands.add_number(parser, "--top-k", 512, "likeliest tokens of an answer that are learnt")
 
 
 def command(options: argparse.Namespace) -> None:
@@ -268,13 +271,14 @@ def command(options: argparse.Namespace) -> None:
     commands.check_range("--answers", options.answers, 10_000)
     commands.check_range("--epochs", options.epochs, 1)
     commands.check_range("--prompts", options.prompts, 1)
+    commands.check_range("--top-k", options.top_k, 1)
     if options.keep and options.draft_model is not None:
         raise InputError("--keep is in place of --draft-model; leave one out")
     model = commands.private_model(options)
     draft_model = None if options.keep else commands.pair(options)[1]
     title = load_uncalibrated(model, encoders=True)[0].title
     options.work.mkdir(parents=True, exist_ok=True)
-    sizes = options.answers, options.epochs, options.prompts
+    sizes = options.answers, options.epochs, options.prompts, options.top_k
     runs = [AlignmentRun(title, task, options.keep, *sizes) for task in options.tasks]
     data, failed = made(
         options,

@@ -55,7 +55,7 @@ def record(task: str, points: int) -> dict[str, Any]:
         return {"4": [one], "8": [one], "16": [one]}
 
     curve = [{"tokens": 1000 * i, "acceptance": 0.5 + i / 100} for i in range(points)]
-    return {"asked": {"pair": "T5", "task": task}, "curve": curve} | {
+    return {"asked": {"pair": "T5", "task": task, "top_k": 5}, "curve": curve} | {
         "before": texts(25.0),
         "after": texts(30.0),
     }
@@ -64,9 +64,9 @@ def record(task: str, points: int) -> dict[str, Any]:
 def test_tables_have_each_pair_and_task() -> None:
     lines = alignment.table([record("Python", 3), record("C headers", 9)])
     cells = [part.strip() for part in lines[2].split("|")[1:-1]]
-    assert cells[:5] == ["T5", "Python", "2,000", "0.50 ± 0.00", "0.60 ± 0.00"]
+    assert cells[:6] == ["T5", "Python", "5", "2,000", "0.50 ± 0.00", "0.60 ± 0.00"]
     # (1 - 0.6^5) / 0.4
-    assert cells[7] == "2.50 → 2.50 (2.31)" and len(lines) == 4
+    assert cells[8] == "2.50 → 2.50 (2.31)" and len(lines) == 4
     heads, _, short, long = alignment.curves([record("Python", 3), record("C headers", 9)])
     assert heads.endswith("point 8 |") and short.endswith("– |")
     assert long.endswith("| 0.580 (8) |") and "0.500 (0)" in short
