@@ -54,6 +54,7 @@ class CompletionOptions:
         for name in ("stop", "watermark"):
             if isinstance(getattr(self, name), str | Path):
                 raise InputError(f"{name} is a list; put a single one in brackets")
+        object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "watermark", tuple(map(Path, self.watermark)))
         for name in ("draft_model", "mark"):
             object.__setattr__(self, name, path_of(getattr(self, name)))

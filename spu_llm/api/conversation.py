@@ -4,7 +4,7 @@ session ends, another one that begins with all that was said.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,10 +14,11 @@ from spu_llm.api.completion import Seconds, reads_of
 from spu_llm.api.drafting import Drafting
 from spu_llm.api.events import Learned, Note, OnEvent, event_of
 from spu_llm.api.provider import Provider
-from spu_llm.api.texts import chat_encoded, messages_of, renderer
+from spu_llm.api.texts import chat_encoded, check_messages, renderer
 from spu_llm.core.errors import InputError, PeerError, WorkerError
 from spu_llm.net.relay import Relay
 from spu_llm.service.client import Server, run_as_client
+from spu_llm.service.supervisor import Look
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.records import CHAT, ClientInputs
 
@@ -33,6 +34,8 @@ class Answer:
     token_ids: list[int]
     finish_reason: str  # "eos", "length", "context" or "interrupted"
     seconds: Seconds
+    prompt_tokens: int  # of the conversation before the answer
+    cached_tokens: int  # of these: whose rows were in the session's cache already
 
 
 NextTurn = Callable[[Answer | None], str | None]
@@ -49,40 +52,47 @@ class Conversation:
         provider: Provider,
         options: CompletionOptions = CompletionOptions(max_new_tokens=256),
         *,
-        system: str | None = None,
+        before: Sequence[Message] = (),
     ) -> None:
         """Prepare a conversation; nothing is computed yet.
 
         options: of them a conversation has the limit of an answer, temperature, drafts and their
-        seed. system: what the model is told first, on shares. InputError for other options, and for
-        a model that has no chats.
+        seed. before: what comes before the first turn, on shares: what a system says, earlier turns
+        and answers. InputError for other options, and for a model that has no chats.
         """
         for option in fields(options):
             if option.name not in _OPTIONS and getattr(options, option.name) != option.default:
                 raise InputError(f"a conversation has no --{option.name.replace('_', '-')}")
-        self._provider, self._options, self._system = provider, options, system
+        self._provider, self._options = provider, options
         self._text = provider.text_format()
         self._render = renderer(self._text)
         self._drafts = Drafting.of(
             self._text.text.tokenizer, options.draft_length, options.draft_model, options.drafts
         )
-        self.messages: list[Message] = []
+        self.messages: list[Message] = list(before)
         self._rendered = ""  # up to where the last answer begins
+        self._cached = self._rows = 0  # of the session's tokens: before the last turn, and with it
         self._tell: Callable[..., None] | None = None  # to the worker
+        self._look_of_caller: Look = lambda: None
         self._answering = False
         self._stopping = ""  # of the answer: "asked" for, "told" to the worker
         self._answers = 0  # of this session
 
-    def hold(self, next_turn: NextTurn, on_event: OnEvent = lambda event: None) -> None:
+    def hold(
+        self, next_turn: NextTurn, on_event: OnEvent = lambda event: None, look: Look = lambda: None
+    ) -> None:
         """Take turns until `next_turn` returns None: it gets each answer, at first None, and
         returns what the user says next. on_event: gets each event in the calling thread; `Learned`
-        ends a session. SpuLlmError, of the kind that says who failed.
+        ends a session. look: called now and then while an answer is written, may end the
+        conversation by an error. SpuLlmError, of the kind that says who failed.
         """
+        self._look_of_caller = look
         with self._provider.reached() as (server, pool):
             first = next_turn(None)
             if first is None:
                 return
-            self.messages = messages_of(self._system, first)
+            self.messages.append(Message("user", first))
+            check_messages(self.messages)
             while self.messages[-1].role == "user":
                 try:
                     self._session(server, pool, next_turn, on_event)
@@ -110,6 +120,7 @@ class Conversation:
         head, rest = cut(self._render, self.messages)
         self._rendered = head + rest
         prefix, prompt = chat_encoded(self._text, head, rest)
+        self._cached, self._rows = 0, len(prefix) + len(prompt)
         drafts, provider = self._drafts, self._provider
         request = ChatRequest(
             len(prompt),
@@ -133,7 +144,7 @@ class Conversation:
                 on_event(event)
             if said["event"] == "answer":
                 self._answering = False
-                self._answered(_answer(said), next_turn)
+                self._answered(_answer(said, self._rows, self._cached), next_turn)
                 self._answering = True
 
         self._answering, self._stopping = True, ""
@@ -167,7 +178,11 @@ class Conversation:
         if added is None:  # the template writes the past in another way: it is prefilled again
             return self._say(end=True)
         self._rendered, self._stopping = after, ""
-        self._say(turn=self._text.text.tokenizer.encode(added, goes_on=True))
+        turn = self._text.text.tokenizer.encode(added, goes_on=True)
+        before = self._rows + len(answer.token_ids)
+        # The row of the answer's last token is computed with the turn.
+        self._cached, self._rows = before - 1, before + len(turn)
+        self._say(turn=turn)
 
     def _hears(self, tell_worker: Callable[..., None]) -> None:
         self._tell = tell_worker
@@ -180,11 +195,13 @@ class Conversation:
             pass  # it has ended the session, since nobody said anything: its result says so
 
     def _look(self) -> None:
+        self._look_of_caller()
         if self._stopping == "asked":
             self._stopping = "told"
             self._say(stop=True)
 
 
-def _answer(said: dict[str, Any]) -> Answer:
+def _answer(said: dict[str, Any], rows: int, cached: int) -> Answer:
     seconds = Seconds(*(said["seconds"][phase] for phase in ("offline", "prefill", "decode")))
-    return Answer(said["text"], said["token_ids"], said["report"]["finish_reason"], seconds)
+    end = said["report"]["finish_reason"]
+    return Answer(said["text"], said["token_ids"], end, seconds, rows, cached)

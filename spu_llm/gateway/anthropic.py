@@ -14,11 +14,10 @@ from typing import Any
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
-from spu_llm.api.completion import Completion
 from spu_llm.gateway.asked import MOST_STOPS, MOST_TOKENS, NO_CUT, NO_TOOLS, Asked, sampled
 from spu_llm.gateway.fields import Fields
+from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
-from spu_llm.gateway.usage import usage_of
 
 _ENDS = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens"}
 _ENDS["context"] = "max_tokens"
@@ -76,9 +75,9 @@ class Reply:
             **more,
         }
 
-    def whole(self, completion: Completion) -> dict[str, Any]:
+    def whole(self, outcome: Outcome) -> dict[str, Any]:
         """Return the answer to a request without a stream."""
-        return self._message(completion.text, **self._end(completion), usage=_usage(completion))
+        return self._message(outcome.text, **self._end(outcome), usage=_usage(outcome))
 
     def begin(self) -> Iterator[str]:
         """Yield the first events of a stream."""
@@ -91,21 +90,21 @@ class Reply:
         """Yield the event of further text."""
         yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
 
-    def end(self, completion: Completion) -> Iterator[str]:
+    def end(self, outcome: Outcome) -> Iterator[str]:
         """Yield the last events: why the text ends, and what it took."""
         yield _event("content_block_stop", index=0)
-        yield _event("message_delta", delta=self._end(completion), usage=_usage(completion))
+        yield _event("message_delta", delta=self._end(outcome), usage=_usage(outcome))
         yield _event("message_stop")
 
     def failed(self, error: Refused) -> Iterator[str]:
         """Yield the last event of a stream that has no end."""
         yield _event("error", error=error_body(error)["error"])
 
-    def _end(self, completion: Completion) -> dict[str, Any]:
+    def _end(self, outcome: Outcome) -> dict[str, Any]:
         stops = self.asked.options.stop
-        stopped = completion.finish_reason == "stop" and len(stops) == 1
+        stopped = outcome.finish_reason == "stop" and len(stops) == 1
         return {
-            "stop_reason": _ENDS[completion.finish_reason],
+            "stop_reason": _ENDS[outcome.finish_reason],
             "stop_sequence": stops[0] if stopped else None,
         }
 
@@ -114,12 +113,12 @@ def _event(kind: str, **values: Any) -> str:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **values}, ensure_ascii=False)}\n\n"
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
-    used = usage_of(completion)
+def _usage(outcome: Outcome) -> dict[str, Any]:
     return {
-        "input_tokens": used.prompt_tokens,
-        "output_tokens": used.completion_tokens,
-        "spu_llm": used.cost,
+        "input_tokens": outcome.prompt_tokens - outcome.cached_tokens,
+        "cache_read_input_tokens": outcome.cached_tokens,
+        "output_tokens": outcome.completion_tokens,
+        "spu_llm": outcome.cost,
     }
 
 

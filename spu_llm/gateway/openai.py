@@ -15,7 +15,6 @@ from typing import Any
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
-from spu_llm.api.completion import Completion
 from spu_llm.gateway.asked import (
     MOST_STOPS,
     MOST_TOKENS,
@@ -26,8 +25,8 @@ from spu_llm.gateway.asked import (
     sampled,
 )
 from spu_llm.gateway.fields import Fields
+from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
-from spu_llm.gateway.usage import usage_of
 
 CHAT_TOKENS, COMPLETION_TOKENS = 256, 16  # of an answer, unless the request says
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -124,15 +123,15 @@ class Reply:
             named = {"id": f"cmpl-{self.id}", "object": "text_completion"}
         return {**named, "created": self.created, "model": self.asked.model}
 
-    def whole(self, completion: Completion) -> dict[str, Any]:
+    def whole(self, outcome: Outcome) -> dict[str, Any]:
         """Return the answer to a request without a stream."""
-        said: dict[str, Any] = {"text": completion.text}
+        said: dict[str, Any] = {"text": outcome.text}
         if self._chat:
-            content = {"role": "assistant", "content": completion.text, "refusal": None}
+            content = {"role": "assistant", "content": outcome.text, "refusal": None}
             said = {"message": content}
-        end = _ENDS[completion.finish_reason]
+        end = _ENDS[outcome.finish_reason]
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": end}
-        return {**self._named("completion"), "choices": [choice], "usage": usage(completion)}
+        return {**self._named("completion"), "choices": [choice], "usage": usage(outcome)}
 
     def begin(self) -> Iterator[str]:
         """Yield the first event of a stream: of a chat, whose turn it is."""
@@ -143,11 +142,11 @@ class Reply:
         """Yield the event of further text."""
         yield self._chunk({"content": text} if self._chat else text)
 
-    def end(self, completion: Completion) -> Iterator[str]:
+    def end(self, outcome: Outcome) -> Iterator[str]:
         """Yield the last events: why the text ends, and what it took if that was asked for."""
-        yield self._chunk({} if self._chat else "", _ENDS[completion.finish_reason])
+        yield self._chunk({} if self._chat else "", _ENDS[outcome.finish_reason])
         if self.asked.with_usage:
-            yield _event({**self._named("completion.chunk"), "choices": []} | _used(completion))
+            yield _event({**self._named("completion.chunk"), "choices": []} | _used(outcome))
         yield DONE
 
     def failed(self, error: Refused) -> Iterator[str]:
@@ -165,18 +164,18 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
-def _used(completion: Completion) -> dict[str, Any]:
-    return {"usage": usage(completion)}
+def _used(outcome: Outcome) -> dict[str, Any]:
+    return {"usage": usage(outcome)}
 
 
-def usage(completion: Completion) -> dict[str, Any]:
-    """Return the tokens of a completion, and what it took."""
-    used = usage_of(completion)
+def usage(outcome: Outcome) -> dict[str, Any]:
+    """Return the tokens of an answer, and what it took."""
     return {
-        "prompt_tokens": used.prompt_tokens,
-        "completion_tokens": used.completion_tokens,
-        "total_tokens": used.prompt_tokens + used.completion_tokens,
-        "spu_llm": used.cost,
+        "prompt_tokens": outcome.prompt_tokens,
+        "completion_tokens": outcome.completion_tokens,
+        "total_tokens": outcome.prompt_tokens + outcome.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": outcome.cached_tokens},
+        "spu_llm": outcome.cost,
     }
 
 

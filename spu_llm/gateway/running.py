@@ -1,5 +1,5 @@
-"""Sessions for requests: one after another, or a few at once, each in a thread, whose events come
-out in the server's loop.
+"""Requests in their order: one after another, or a few at once, each in a thread, whose events come
+out in the server's loop. A chat goes on in the session of its earlier turns where that is kept.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import threading
 from dataclasses import dataclass, field
 
 from spu_llm.api.client import Client
-from spu_llm.api.completion import Completion
-from spu_llm.api.events import Event, FetchingHint, Making, OnEvent, Stage, Text
-from spu_llm.core.errors import SpuLlmError
+from spu_llm.api.events import Event, FetchingHint, Learned, Making, Stage, Text
+from spu_llm.core.errors import BusyError, SpuLlmError
 from spu_llm.gateway.asked import Asked
+from spu_llm.gateway.kept import Kept, can_be_kept
+from spu_llm.gateway.outcome import Outcome, of_answer, of_completion
 from spu_llm.gateway.refusals import Refused, refused
-from spu_llm.service.supervisor import Look
 
 MOST = 64  # requests that wait or are answered; further ones are refused
 
@@ -37,57 +37,56 @@ class News:
     words: str
 
 
-Said = Piece | News | Completion | Refused  # of the last two kinds one comes, at the end
+Said = Piece | News | Outcome | Refused  # one of the last two kinds comes, at the end
 
 
 @dataclass(eq=False)
-class Session:
-    """A request's session, which waits for its turn, runs, and ends by itself once `cancel` was
-    called.
+class Answering:
+    """A request that waits for its turn, is answered, and ends by itself once `cancel` was called.
+    Its events go to the loop that it was made in.
     """
 
     asked: Asked
     said: asyncio.Queue[Said] = field(default_factory=asyncio.Queue)
     _gone: threading.Event = field(default_factory=threading.Event)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def cancel(self) -> None:
-        """End the session soon; nobody reads what it says any more."""
+        """End soon; nobody reads what is said any more."""
         self._gone.set()
 
     @property
     def is_cancelled(self) -> bool:
         return self._gone.is_set()
 
-    def run(self, client: Client, loop: asyncio.AbstractEventLoop) -> Completion | Refused:
-        """Run to the end, in a thread of its own, and return how it ended."""
+    def heard(self, event: Event) -> None:
+        """Say what an event has for whoever asked; from any thread."""
+        if isinstance(event, Text):
+            self._put(Piece(event.text))
+        elif words := _words(event):
+            self._put(News(words))
 
-        def put(one: Said) -> None:
-            loop.call_soon_threadsafe(self.said.put_nowait, one)
+    def look(self) -> None:
+        """Raise Cancelled when whoever asked has gone."""
+        if self._gone.is_set():
+            raise Cancelled("the request was cancelled")
 
-        def heard(event: Event) -> None:
-            if isinstance(event, Text):
-                put(Piece(event.text))
-            elif words := _words(event):
-                put(News(words))
-
-        def look() -> None:
-            if self._gone.is_set():
-                raise Cancelled("the request was cancelled")
-
-        try:
-            return _completed(client, self.asked, heard, look)
-        except SpuLlmError as error:
-            return refused(error)
+    def _put(self, one: Said) -> None:
+        self._loop.call_soon_threadsafe(self.said.put_nowait, one)
 
 
 @dataclass
-class Sessions:
-    """Sessions with one provider, `at_once` of them at a time, in the order they come."""
+class Requests:
+    """Requests to one provider: `at_once` are answered at a time, and `keep` conversations stay
+    open beside them.
+    """
 
     client: Client
     at_once: int
-    last: Completion | None = field(default=None, init=False)  # of a session that has ended
-    _open: dict[Session, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    keep: int
+    learned: dict[str, list[str]] | None = field(default=None, init=False)  # in the last session
+    _open: dict[Answering, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _kept: list[Kept] = field(default_factory=list, init=False)  # idle; the last used one last
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.at_once)
@@ -97,42 +96,87 @@ class Sessions:
         """Return how many requests wait or are answered."""
         return len(self._open)
 
-    def begin(self, asked: Asked) -> Session:
-        """Return a session that runs when its turn comes. Refused where too many wait."""
+    @property
+    def conversations(self) -> int:
+        """Return how many conversations are open and wait for a turn."""
+        return len(self._kept)
+
+    def begin(self, asked: Asked) -> Answering:
+        """Take a request, which is answered when its turn comes. Refused where too many wait."""
         if len(self._open) >= MOST:
             raise Refused(503, f"{MOST} requests wait already; try again later")
-        session = Session(asked)
-        task = self._open[session] = asyncio.ensure_future(self._run(session))
-        task.add_done_callback(lambda _: self._open.pop(session))
-        return session
-
-    async def _run(self, session: Session) -> None:
-        if self._places.locked():
-            session.said.put_nowait(News("waiting for earlier requests"))
-        async with self._places:
-            if session.is_cancelled:
-                return
-            loop = asyncio.get_running_loop()
-            try:
-                end = await asyncio.to_thread(session.run, self.client, loop)
-            except Exception as error:
-                session.said.put_nowait(Refused(500, f"unforeseen: {type(error).__name__}"))
-                raise
-            if isinstance(end, Completion):
-                self.last = end
-            session.said.put_nowait(end)
+        request = Answering(asked)
+        task = self._open[request] = asyncio.ensure_future(self._run(request))
+        task.add_done_callback(lambda _: self._open.pop(request))
+        return request
 
     async def close(self) -> None:
         """End all sessions, and wait until they have."""
-        for session in self._open:
-            session.cancel()
+        for request in self._open:
+            request.cancel()
         await asyncio.gather(*self._open.values(), return_exceptions=True)
+        await self._evict(0)
 
+    async def _run(self, request: Answering) -> None:
+        if self._places.locked():
+            request.said.put_nowait(News("waiting for earlier requests"))
+        async with self._places:
+            if request.is_cancelled:
+                return
+            try:
+                end = await self._outcome(request)
+            except SpuLlmError as error:
+                request.said.put_nowait(refused(error))
+            except Exception as error:
+                request.said.put_nowait(Refused(500, f"unforeseen: {type(error).__name__}"))
+                raise
+            else:
+                request.said.put_nowait(end)
 
-def _completed(client: Client, asked: Asked, heard: OnEvent, look: Look) -> Completion:
-    if isinstance(asked.prompt, str):
-        return client.complete(asked.prompt, asked.options, heard, look=look)
-    return client.chat(asked.prompt, asked.options, heard, look=look)
+    async def _outcome(self, request: Answering) -> Outcome:
+        if self.keep and can_be_kept(request.asked):
+            return await self._turn(request)
+        try:
+            return await asyncio.to_thread(self._completed, request)
+        except BusyError:
+            if not self._kept:
+                raise
+            await self._evict(0)  # whose places at the provider it can have
+            return await asyncio.to_thread(self._completed, request)
+
+    async def _turn(self, request: Answering) -> Outcome:
+        """Answer a turn in the conversation that it goes on with, or in another one."""
+        asked = request.asked
+        assert not isinstance(asked.prompt, str)
+        *before, turn = asked.prompt
+        kept = next((one for one in self._kept if one.goes_on(asked)), None)
+        if kept is not None:
+            self._kept.remove(kept)
+        else:
+            await self._evict(self.keep - 1)
+            kept = await asyncio.to_thread(Kept, self.client.provider, asked.options, before)
+        answer = await asyncio.to_thread(kept.answer, turn.content, request.heard, request.look)
+        self._kept.append(kept)
+        await self._evict(self.keep)
+        return of_answer(answer)
+
+    def _completed(self, request: Answering) -> Outcome:
+        prompt, options = request.asked.prompt, request.asked.options
+        if isinstance(prompt, str):
+            completion = self.client.complete(prompt, options, request.heard, look=request.look)
+        else:
+            completion = self.client.chat(prompt, options, request.heard, look=request.look)
+        self.learned = completion.learned
+        return of_completion(completion)
+
+    async def _evict(self, most: int) -> None:
+        """End the conversations that were used longest ago, until `most` are left."""
+        while len(self._kept) > most:
+            await asyncio.to_thread(self._kept.pop(0).close, self._heard_last)
+
+    def _heard_last(self, event: Event) -> None:
+        if isinstance(event, Learned):
+            self.learned = event.learned
 
 
 def _words(event: Event) -> str:

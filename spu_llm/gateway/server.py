@@ -19,11 +19,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from spu_llm.api.client import CompletionOptions
-from spu_llm.api.completion import Completion
 from spu_llm.gateway import anthropic, openai
 from spu_llm.gateway.asked import Asked
+from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
-from spu_llm.gateway.running import News, Piece, Said, Session, Sessions
+from spu_llm.gateway.running import Answering, News, Piece, Requests, Said
 
 MOST_BYTES = 4 << 20  # of a request's body
 QUIET_S = 5.0  # after which a stream says what is being done
@@ -34,13 +34,13 @@ _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 class Reply(Protocol):
     """How a protocol writes an answer."""
 
-    def whole(self, completion: Completion) -> dict[str, Any]: ...
+    def whole(self, outcome: Outcome) -> dict[str, Any]: ...
 
     def begin(self) -> Iterator[str]: ...
 
     def piece(self, text: str) -> Iterator[str]: ...
 
-    def end(self, completion: Completion) -> Iterator[str]: ...
+    def end(self, outcome: Outcome) -> Iterator[str]: ...
 
     def failed(self, error: Refused) -> Iterator[str]: ...
 
@@ -67,7 +67,7 @@ class Gateway:
     request must bear. `hosts`: names by which it may be called; None: any.
     """
 
-    sessions: Sessions
+    requests: Requests
     options: CompletionOptions  # where a request says nothing else
     name: str
     token: str | None = None
@@ -93,7 +93,7 @@ class Gateway:
     @asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
         yield
-        await self.sessions.close()
+        await self.requests.close()
 
     # ---- who may ask
 
@@ -126,27 +126,27 @@ class Gateway:
                     )
                 reply = api.reply(asked)
                 if asked.stream:
-                    return _Stream(self.sessions.begin(asked), reply)
-                completion = await self._whole(request, asked)
-                return JSONResponse(reply.whole(completion), headers=_HEADERS)
+                    return _Stream(self.requests.begin(asked), reply)
+                outcome = await self._whole(request, asked)
+                return JSONResponse(reply.whole(outcome), headers=_HEADERS)
             except Refused as error:
                 return JSONResponse(api.error(error), error.status, headers=_retry(error))
 
         return answered
 
-    async def _whole(self, request: Request, asked: Asked) -> Completion:
+    async def _whole(self, request: Request, asked: Asked) -> Outcome:
         """Return the completion; end the session when whoever asked has gone."""
-        session = self.sessions.begin(asked)
+        answering = self.requests.begin(asked)
         try:
             while not await request.is_disconnected():
-                match await _next(session, _LOOK_S):
-                    case Completion() as completion:
-                        return completion
+                match await _next(answering, _LOOK_S):
+                    case Outcome() as outcome:
+                        return outcome
                     case Refused() as error:
                         raise error
             raise Refused(499, "whoever asked has gone")
         finally:
-            session.cancel()
+            answering.cancel()
 
     # ---- what else can be asked
 
@@ -161,27 +161,32 @@ class Gateway:
         return JSONResponse(openai.model_body(self.name, self._started))
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "requests": self.sessions.count})
+        return JSONResponse(
+            {
+                "status": "ok",
+                "requests": self.requests.count,
+                "conversations": self.requests.conversations,
+            }
+        )
 
     async def _privacy(self, request: Request) -> Response:
-        """Answer with what each party learned in the last completion."""
+        """Answer with what each party learned in the last session that has ended."""
         self._check(request)
-        last = self.sessions.last
-        return JSONResponse({"learned": None if last is None else last.learned}, headers=_HEADERS)
+        return JSONResponse({"learned": self.requests.learned}, headers=_HEADERS)
 
 
 class _Stream(StreamingResponse):
     """A session's events as they come; the session ends with the connection."""
 
-    def __init__(self, session: Session, reply: Reply) -> None:
-        self._session, self._reply = session, reply
+    def __init__(self, answering: Answering, reply: Reply) -> None:
+        self._answering, self._reply = answering, reply
         super().__init__(self._events(), media_type="text/event-stream", headers=_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._session.cancel()
+            self._answering.cancel()
 
     async def _events(self) -> AsyncIterator[str]:
         """Yield events; where none comes for a while, a comment with what is done."""
@@ -189,7 +194,7 @@ class _Stream(StreamingResponse):
         for event in reply.begin():
             yield event
         while True:
-            one = await _next(self._session, QUIET_S)
+            one = await _next(self._answering, QUIET_S)
             events: Iterable[str] = ()
             match one:
                 case None:
@@ -198,20 +203,20 @@ class _Stream(StreamingResponse):
                     news = one.words
                 case Piece():
                     events = reply.piece(one.text)
-                case Completion():
+                case Outcome():
                     events = reply.end(one)
                 case Refused():
                     events = reply.failed(one)
             for event in events:
                 yield event
-            if isinstance(one, Completion | Refused):
+            if isinstance(one, Outcome | Refused):
                 return
 
 
-async def _next(session: Session, seconds: float) -> Said | None:
+async def _next(answering: Answering, seconds: float) -> Said | None:
     """Return what a session says next; None where that is nothing for so long."""
     try:
-        return await asyncio.wait_for(session.said.get(), seconds)
+        return await asyncio.wait_for(answering.said.get(), seconds)
     except asyncio.TimeoutError:
         return None
 

@@ -13,7 +13,6 @@ import numpy as np
 import openai
 import pytest
 
-from models.chat import Message, Template
 from models.draft import Drafter
 from models.hf import load_model
 from models.tokenizer import Tokenizer
@@ -45,36 +44,55 @@ def parties(start: Start, model: Path) -> Iterator[tuple[Command, Command, opena
     yield server, gateway, openai.OpenAI(base_url=base, api_key="x", max_retries=0, timeout=RUN_S)
 
 
-def greedy(model: Path, tokens: int) -> str:
-    """Return the model's likeliest answer to HELLO, in plaintext."""
-    tokenizer, template = Tokenizer.load(model), Template.load(model)
-    text = tokenizer.encode(template.render([Message("user", "hi")]))
-    drafter = Drafter(*load_model(model), len(text) + tokens)
-    written: list[int] = []
-    for _ in range(tokens):
-        written.append(int(np.argmax(drafter.logits(text + written))))
-    return tokenizer.decode(written)
+def greedy(model: Path, turns: list[str], tokens: int) -> list[str]:
+    """Return the model's likeliest answers to the turns of a chat, in plaintext, each after its own
+    tokens before.
+    """
+    tokenizer = Tokenizer.load(model)
+    drafter = Drafter(*load_model(model), 64)
+    text: list[int] = []
+    answers = []
+    for turn in turns:
+        # By TEMPLATE: a line ends after the answer before.
+        added = ("\n" if text else "") + f"<user>{turn}\n<assistant>"
+        text += tokenizer.encode(added, goes_on=bool(text))
+        start = len(text)
+        for _ in range(tokens):
+            text.append(int(np.argmax(drafter.logits(text))))
+        answers.append(tokenizer.decode(text[start:]))
+    return answers
 
 
 def test_programs_get_the_models_text(
     parties: tuple[Command, Command, openai.OpenAI], model: Path
 ) -> None:
-    """One program leaves in the middle of its answer; the next one is answered, by float32's text.
-    The gateway ends in seconds, and nothing of it is left.
+    """One program leaves in the middle of its answer; the next one is answered, by float32's text,
+    and goes on in its session. The gateway ends in seconds, and nothing of it is left.
     """
     server, gateway, client = parties
     stream = client.chat.completions.create(
         model="private", messages=HELLO, max_tokens=40, stream=True
     )
     assert next(iter(stream)).choices[0].delta.role == "assistant"
-    eventually(lambda: any(p.is_worker for p in gateway.processes()), RUN_S)
+    assert eventually(lambda: any(p.is_worker for p in gateway.processes()), 60.0)
     stream.close()
     got = client.chat.completions.create(
         model="private", messages=HELLO, max_tokens=4, temperature=0
     )
-    assert got.choices[0].message.content == greedy(model, 4)
-    assert got.choices[0].finish_reason == "length"
+    first = got.choices[0].message.content
+    assert first == greedy(model, ["hi"], 4)[0] and got.choices[0].finish_reason == "length"
     assert got.usage is not None and got.usage.completion_tokens == 4
+    assert got.usage.prompt_tokens_details is not None
+    assert got.usage.prompt_tokens_details.cached_tokens == 0
+    more = [*HELLO, {"role": "assistant", "content": first}, {"role": "user", "content": "so"}]
+    got = client.chat.completions.create(
+        model="private", messages=more, max_tokens=4, temperature=0
+    )
+    assert got.choices[0].message.content == greedy(model, ["hi", "so"], 4)[1]
+    assert got.usage is not None and got.usage.prompt_tokens_details is not None
+    # The first turn, its answer but for the last token.
+    before = got.usage.prompt_tokens_details.cached_tokens
+    assert before is not None and 3 < before < got.usage.prompt_tokens
     gateway.send(signal.SIGTERM)
     assert gateway.wait(20) == 128 + signal.SIGTERM
     gateway.assert_gone(5)

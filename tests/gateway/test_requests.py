@@ -47,7 +47,7 @@ def test_a_chat_has_its_messages_and_options() -> None:
     assert got.stream and not got.with_usage and got.model == "m"
     options = got.options
     assert (options.max_new_tokens, options.temperature, options.seed) == (7, 0.0, 3)
-    assert options.stop == ["end"] and options.draft_length == 3
+    assert options.stop == ("end",) and options.draft_length == 3
     plain = asked("chat", stream_options={"include_usage": True}, user="x", top_p=1, n=1)
     assert plain.options.max_new_tokens == openai.CHAT_TOKENS and plain.with_usage
     assert plain.options.temperature == 0.7 and plain.options.seed is None
@@ -56,7 +56,7 @@ def test_a_chat_has_its_messages_and_options() -> None:
 
 def test_a_completion_has_its_prompt() -> None:
     got = asked("completion", stop=["a", "b"], echo=False, best_of=1, logprobs=None)
-    assert got.prompt == "hello" and got.options.stop == ["a", "b"] and not got.stream
+    assert got.prompt == "hello" and got.options.stop == ("a", "b") and not got.stream
     assert got.options.max_new_tokens == openai.COMPLETION_TOKENS
     assert asked("completion", prompt=["one"]).prompt == "one"
 
@@ -64,7 +64,7 @@ def test_a_completion_has_its_prompt() -> None:
 def test_a_message_has_its_system_prompt() -> None:
     got = asked("message", system="be short", stop_sequences=["x"], temperature=1, stream=True)
     assert got.prompt == [Message("system", "be short"), Message("user", "hello")]
-    assert got.options.max_new_tokens == 5 and got.options.stop == ["x"] and got.stream
+    assert got.options.max_new_tokens == 5 and got.options.stop == ("x",) and got.stream
     blocks = [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}]
     prompt = asked("message", system=blocks).prompt
     assert isinstance(prompt, list) and prompt[0].content == "s"

@@ -5,6 +5,7 @@ libraries read them, who may ask, order, and ends.
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import socket
 import threading
@@ -21,11 +22,12 @@ import uvicorn
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
 from spu_llm.api.completion import BothWays, Completion, Prefetched, Seconds
-from spu_llm.api.events import Making, OnEvent, Text
+from spu_llm.api.conversation import Answer
+from spu_llm.api.events import Learned, Making, OnEvent, Text
 from spu_llm.core.errors import BusyError, InputError, PeerError, SpuLlmError
 from spu_llm.core.machine import machine
-from spu_llm.gateway import running, server
-from spu_llm.gateway.running import Sessions
+from spu_llm.gateway import kept, running, server
+from spu_llm.gateway.running import Requests
 from spu_llm.gateway.server import Gateway
 from tests.kit.patience import eventually
 
@@ -63,6 +65,7 @@ class Fake:
         self.asked: list[tuple[Any, CompletionOptions]] = []
         self.does: Callable[[OnEvent, Callable[[], None]], Completion] = self.writes
         self.ended: list[str] = []
+        self.provider = None
 
     def writes(self, on_event: OnEvent, look: Callable[[], None]) -> Completion:
         for piece in PIECES:
@@ -100,10 +103,11 @@ def served(
     token: str | None = None,
     hosts: frozenset[str] | None = LOCAL,
     at_once: int = 1,
+    keep: int = 0,
 ) -> Iterator[int]:
     """Yield the port of a gateway that asks `client`."""
-    sessions: Any = Sessions(client, at_once)  # type: ignore[arg-type]
-    gateway = Gateway(sessions, CompletionOptions(), "private", token, hosts)
+    requests = Requests(client, at_once, keep)  # type: ignore[arg-type]
+    gateway = Gateway(requests, CompletionOptions(), "private", token, hosts)
     run = uvicorn.Server(
         uvicorn.Config(gateway.application(), log_config=None, timeout_graceful_shutdown=1)
     )
@@ -163,7 +167,7 @@ def test_openais_library_gets_an_answer(port: int, fake: Fake) -> None:
     assert extension["spu_llm"]["wire_bytes"] == 300
     prompt, options = fake.asked[0]
     assert prompt == [Message("user", "hello")] and options.max_new_tokens == 9
-    assert list(options.stop) == ["x"]
+    assert options.stop == ("x",)
     text = client.completions.create(model="private", prompt="def")
     assert text.choices[0].text == "Good dayé" and fake.asked[1][0] == "def"
 
@@ -350,7 +354,9 @@ def test_requests_are_answered_in_their_order(port: int, fake: Fake) -> None:
     for i in range(4):
         threads.append(threading.Thread(target=ask, args=(i,)))
         threads[-1].start()
-        eventually(lambda n=i: json.loads(asked(port, "GET", "/health")[2])["requests"] == n + 1)
+        assert eventually(
+            lambda n=i: json.loads(asked(port, "GET", "/health")[2])["requests"] == n + 1
+        )
     assert len(fake.asked) == 1
     turn.set()
     for thread in threads:
@@ -376,12 +382,12 @@ def test_who_has_gone_ends_the_session(port: int, fake: Fake, streams: bool) -> 
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     kind = {"content-type": "application/json"}
     connection.request("POST", "/v1/completions", body, kind)
-    eventually(lambda: len(fake.asked) == 1)
+    assert eventually(lambda: len(fake.asked) == 1)
     assert not fake.ended
     assert connection.sock is not None
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()
-    eventually(lambda: fake.ended == ["the request was cancelled"])
+    assert eventually(lambda: fake.ended == ["the request was cancelled"])
     fake.does = fake.writes
     assert of_openai(port).completions.create(model="private", prompt="y").choices[0].text
 
@@ -413,3 +419,107 @@ def test_what_was_learned_can_be_read(port: int) -> None:
     of_openai(port).completions.create(model="private", prompt="x")
     learned = {"client": ["tokens"], "provider": ["lengths"]}
     assert json.loads(asked(port, "GET", "/privacy")[2]) == {"learned": learned}
+
+
+# ---- conversations that are kept
+
+
+class Talk:
+    """In place of `spu_llm.Conversation`: answers turn after turn, by their number."""
+
+    made: list[Talk] = []
+
+    def __init__(self, provider: Any, options: CompletionOptions, *, before: list[Message]) -> None:
+        self.messages = list(before)
+        self.before, self.turns, self.is_over = len(before), 0, False
+        self.made.append(self)
+
+    def hold(self, next_turn: Any, on_event: OnEvent, look: Callable[[], None]) -> None:
+        try:
+            said = next_turn(None)
+            while said is not None:
+                self.messages.append(Message("user", said))
+                if said == "fail":
+                    raise PeerError("it went away")
+                while said == "wait":
+                    look()
+                    time.sleep(0.02)
+                self.turns += 1
+                on_event(Text(f"answer {self.turns}"))
+                answer = f" answer {self.turns} "
+                self.messages.append(Message("assistant", answer))
+                said = next_turn(Answer(answer, [1, 2], "eos", Seconds(1, 2, 3), 9, self.turns - 1))
+            on_event(Learned({"client": [f"{self.turns} turns"], "provider": []}))
+        finally:
+            self.is_over = True
+
+
+@pytest.fixture
+def talks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Talk]]:
+    monkeypatch.setattr(kept, "Conversation", Talk)
+    monkeypatch.setattr(Talk, "made", [])
+    yield Talk.made
+
+
+def said(*texts: str) -> list[Any]:
+    """Return a chat, whose turns are the user's and the model's in turn."""
+    roles = itertools.cycle(["user", "assistant"])
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+
+def test_a_chat_goes_on_in_its_session(fake: Fake, talks: list[Talk]) -> None:
+    """Its answer may come back without white space around it; other options are another session."""
+    with served(fake, keep=2) as port:
+        create = of_openai(port).chat.completions.create
+        first = create(model="private", messages=said("a"))
+        assert first.choices[0].message.content == " answer 1 "
+        second = create(model="private", messages=said("a", "answer 1", "b"))
+        assert second.choices[0].message.content == " answer 2 " and len(talks) == 1
+        assert second.usage is not None and second.usage.prompt_tokens_details is not None
+        assert second.usage.prompt_tokens_details.cached_tokens == 1
+        stream = create(model="private", messages=said("x", "y", "z"), stream=True)
+        assert "".join(c.choices[0].delta.content or "" for c in stream) == "answer 1"
+        assert len(talks) == 2 and talks[1].before == 2
+        third = said("a", "answer 1", "b", "answer 2", "c")
+        create(model="private", messages=third, temperature=0)
+        assert len(talks) == 3 and talks[0].is_over and not talks[1].is_over
+        health = json.loads(asked(port, "GET", "/health")[2])
+        assert (health["requests"], health["conversations"]) == (0, 2)
+        learned = json.loads(asked(port, "GET", "/privacy")[2])["learned"]
+        assert learned["client"] == ["2 turns"]
+    assert all(talk.is_over for talk in talks)
+
+
+def test_a_conversation_that_fails_is_not_kept(fake: Fake, talks: list[Talk]) -> None:
+    with served(fake, keep=1) as port:
+        create = of_openai(port).chat.completions.create
+        with pytest.raises(openai.APIStatusError, match="it went away"):
+            create(model="private", messages=said("fail"))
+        create(model="private", messages=said("a"))
+        stream = create(model="private", messages=said("a", "answer 1", "wait"), stream=True)
+        next(iter(stream))
+        stream.close()
+        assert eventually(lambda: talks[1].is_over)
+        assert create(model="private", messages=said("a")).choices and len(talks) == 3
+
+
+def test_texts_to_stop_before_are_of_no_conversation(fake: Fake, talks: list[Talk]) -> None:
+    with served(fake, keep=1) as port:
+        create = of_openai(port).chat.completions.create
+        create(model="private", messages=said("a"), stop="x")
+        create(model="private", messages=said("a", "b"))  # ends with the model's own words
+        assert not talks and len(fake.asked) == 2
+
+
+def test_idle_conversations_give_their_places(fake: Fake, talks: list[Talk]) -> None:
+    """To a request that the provider has no place for."""
+
+    def busy(on_event: OnEvent, look: Callable[[], None]) -> Completion:
+        if not talks[0].is_over:
+            raise BusyError("no place")
+        return completion("x")
+
+    fake.does = busy
+    with served(fake, keep=1) as port:
+        of_openai(port).chat.completions.create(model="private", messages=said("a"))
+        assert of_openai(port).completions.create(model="private", prompt="p").choices

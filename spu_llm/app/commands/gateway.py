@@ -68,6 +68,14 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="requests that are answered at a time; others wait (default: %(default)s)",
     )
+    gateway.add_argument(
+        "--keep",
+        type=int,
+        default=1,
+        metavar="N",
+        help="conversations whose sessions stay open for their next turns; each has a place at "
+        "the provider (default: %(default)s)",
+    )
     drafting.add_options(gateway)
     add_backend(gateway)
     add_session_options(gateway)
@@ -82,7 +90,7 @@ def _run(options: argparse.Namespace) -> None:
     import uvicorn
 
     from spu_llm.api.client import Client, CompletionOptions
-    from spu_llm.gateway.running import Sessions
+    from spu_llm.gateway.running import Requests
     from spu_llm.gateway.server import Gateway
 
     host, port = address(options.listen, "--listen")
@@ -95,15 +103,16 @@ def _run(options: argparse.Namespace) -> None:
         )
     if not 1 <= options.at_once <= _MOST_AT_ONCE:
         raise InputError(f"--at-once must be 1 to {_MOST_AT_ONCE}, found {options.at_once}")
+    if not 0 <= options.keep <= _MOST_AT_ONCE:
+        raise InputError(f"--keep must be 0 to {_MOST_AT_ONCE}, found {options.keep}")
     drafting.check(options)
     client = Client(provider_of(options))
     asked = CompletionOptions(
         draft_length=options.draft_length, draft_model=options.draft_model, drafts=options.drafts
     )
     client.provider.text_format()  # says early where the provider cannot be asked
-    gateway = Gateway(
-        Sessions(client, options.at_once), asked, options.name, token, LOOPBACK if here else None
-    )
+    requests = Requests(client, options.at_once, options.keep)
+    gateway = Gateway(requests, asked, options.name, token, LOOPBACK if here else None)
     server = uvicorn.Server(
         uvicorn.Config(
             gateway.application(),
