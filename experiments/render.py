@@ -20,7 +20,7 @@ from experiments import headline, measured_tables
 from experiments.benchmarks import connection, network_bench, products_bench
 from experiments.common import claims, saved
 from experiments.common.report import Files
-from experiments.completions import drafts, shipped, speedup, transcript, trees
+from experiments.completions import drafts, lengths, shipped, speedup, transcript, trees
 from experiments.completions import report as completions_report
 from experiments.confidential import attack_tables, obfuscation
 from experiments.confidential import report as confidential_report
@@ -193,6 +193,7 @@ TABLES: dict[str, Tables] = {
     "speedup_t5": Tables(("speedup_t5",), speedup.tables),
     "drafts_t5": printed("drafts_t5", lambda data: drafts.table(data["runs"]), seconds=False),
     "trees": printed("trees", trees.table, seconds=False),
+    "lengths": printed("lengths", lengths.table, seconds=False),
     "drafts_shipped": printed(
         "drafts_shipped", lambda data: drafts.table(data["runs"]), seconds=False
     ),
