@@ -34,6 +34,10 @@ class Fields:
         """Tell whether a field is there."""
         return self._left.get(name) is not None
 
+    def has_text(self, name: str) -> bool:
+        """Tell whether a field is a text."""
+        return isinstance(self._left.get(name), str)
+
     def _taken(self, name: str) -> Any:
         return self._left.pop(name, None)
 
@@ -107,16 +111,15 @@ class Fields:
 
     def content(self, name: str, kinds: Sequence[str] = ("text",)) -> str:
         """Return a message's text: one, or parts of the kind text, one after the other."""
-        value = self._left.get(name)
-        if isinstance(value, str):
-            return str(self._taken(name))
+        if self.has_text(name):
+            return self.text(name)
         parts = self.objects(name)
         texts = []
         for part in parts:
             if (kind := part.text("type")) not in kinds:
                 raise self.refuse(name, f"text alone is read here, no {kind!r}")
             texts.append(part.text("text"))
-            part.ignore("cache_control", "annotations")
+            part.ignore("cache_control", "annotations", "logprobs")
             part.end()
         return "".join(texts)
 

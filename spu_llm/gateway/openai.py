@@ -29,9 +29,9 @@ from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
 
 CHAT_TOKENS, COMPLETION_TOKENS = 256, 16  # of an answer, unless the request says
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _ENDS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
-_HARMLESS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
+HARMLESS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
 DONE = "data: [DONE]\n\n"
 
 
@@ -89,20 +89,20 @@ def _common(
     streamed.end()
     stop = fields.texts("stop", MOST_STOPS)
     options = replace(options, max_new_tokens=tokens, stop=stop)
-    fields.ignore(*_HARMLESS)
+    fields.ignore(*HARMLESS)
     return Asked(model, prompt, sampled(fields, options, 2.0), stream, with_usage)
 
 
 def _message(fields: Fields) -> Message:
     role = fields.text("role")
-    if role not in _ROLES:
-        raise fields.refuse("role", f"a role is one of {', '.join(_ROLES)}")
+    if role not in ROLES:
+        raise fields.refuse("role", f"a role is one of {', '.join(ROLES)}")
     content = fields.content("content")
     for name in ("tool_calls", "function_call", "audio"):
         fields.only(name, [], why=NO_TOOLS)
     fields.ignore("name", "refusal", "annotations")
     fields.end()
-    return Message(_ROLES[role], content)
+    return Message(ROLES[role], content)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from spu_llm.api.client import CompletionOptions
-from spu_llm.gateway import anthropic, openai
+from spu_llm.gateway import anthropic, openai, responses
 from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
@@ -57,6 +57,7 @@ class Api:
 _APIS = {
     "/v1/chat/completions": Api(openai.chat_asked, openai.Reply, openai.error_body),
     "/v1/completions": Api(openai.completion_asked, openai.Reply, openai.error_body),
+    "/v1/responses": Api(responses.response_asked, responses.Reply, openai.error_body),
     "/v1/messages": Api(anthropic.message_asked, anthropic.Reply, anthropic.error_body),
 }
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
-from spu_llm.gateway import anthropic, openai
+from spu_llm.gateway import anthropic, openai, responses
 from spu_llm.gateway.asked import MOST_TOKENS, Asked
 from spu_llm.gateway.refusals import Refused
 
@@ -25,6 +25,7 @@ PARSERS: dict[str, tuple[Callable[[bytes, CompletionOptions], Asked], dict[str, 
     "chat": (openai.chat_asked, CHAT),
     "completion": (openai.completion_asked, TEXT),
     "message": (anthropic.message_asked, MESSAGE),
+    "response": (responses.response_asked, {"model": "m", "input": "hello"}),
 }
 
 
@@ -70,6 +71,26 @@ def test_a_message_has_its_system_prompt() -> None:
     assert isinstance(prompt, list) and prompt[0].content == "s"
 
 
+def test_a_response_has_its_input() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    said = [
+        {"role": "user", "content": parts},
+        {
+            "id": "msg_1",
+            "type": "message",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "c", "annotations": [], "logprobs": []}],
+        },
+        {"role": "user", "content": "d"},
+    ]
+    got = asked("response", input=said, instructions="be short", max_output_tokens=3, store=True)
+    texts = [("system", "be short"), ("user", "ab"), ("assistant", "c"), ("user", "d")]
+    assert got.prompt == [Message(*one) for one in texts]
+    assert got.options.max_new_tokens == 3
+    assert asked("response").prompt == [Message("user", "hello")]
+
+
 @pytest.mark.parametrize(
     ("kind", "more", "field"),
     [
@@ -112,6 +133,12 @@ def test_a_message_has_its_system_prompt() -> None:
         ("completion", {"echo": True}, "echo"),
         ("completion", {"suffix": "x"}, "suffix"),
         ("completion", {"logprobs": 1}, "logprobs"),
+        ("response", {"previous_response_id": "resp_1"}, "previous_response_id"),
+        ("response", {"tools": [{"type": "web_search"}]}, "tools"),
+        ("response", {"input": []}, "input"),
+        ("response", {"input": [{"type": "function_call_output"}]}, "input[0].type"),
+        ("response", {"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ("response", {"reasoning": {"effort": "low"}}, "reasoning"),
         ("message", {"max_tokens": None}, "max_tokens"),
         ("message", {"top_k": 5}, "top_k"),
         ("message", {"top_p": 0.5}, "top_p"),
@@ -139,7 +166,17 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
 
 NAMES = sorted(
     {"messages", "prompt", "max_tokens", "temperature", "stop", "stream", "stream_options", "seed"}
-    | {"n", "logprobs", "tools", "system", "stop_sequences", "model", "top_p", "response_format"}
+    | {
+        "n",
+        "logprobs",
+        "tools",
+        "system",
+        "stop_sequences",
+        "model",
+        "top_p",
+        "response_format",
+        "input",
+    }
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -201,6 +201,38 @@ def test_a_stream_ends_as_clients_expect(port: int) -> None:
     assert all("usage" not in json.loads(event[6:]) for event in events[:-2])
 
 
+def test_openais_library_gets_a_response(port: int, fake: Fake) -> None:
+    got = of_openai(port).responses.create(model="private", input="hi", instructions="be short")
+    assert got.output_text == "Good dayé" and got.status == "completed"
+    assert got.usage is not None and got.usage.total_tokens == 10
+    assert fake.asked[0][0] == [Message("system", "be short"), Message("user", "hi")]
+    chat: Any = [{"role": "user", "content": "hi"}, *got.output, *said("and")]
+    again = of_openai(port).responses.create(model="private", input=chat)
+    assert again.output_text and len(fake.asked[1][0]) == 3
+    fake.does = lambda on_event, look: completion("x", "length")
+    cut = of_openai(port).responses.create(model="private", input="hi", max_output_tokens=1)
+    assert cut.status == "incomplete" and cut.incomplete_details is not None
+
+
+def test_openais_library_reads_a_stream_of_a_response(port: int, fake: Fake) -> None:
+    with of_openai(port).responses.stream(model="private", input="hi") as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert final.output_text == "Good dayé"
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
+    assert deltas == PIECES and events[0].type == "response.created"
+    assert events[-1].type == "response.completed"
+
+    def fails(on_event: OnEvent, look: Callable[[], None]) -> Completion:
+        raise PeerError("the provider is gone")
+
+    fake.does = fails
+    failed = list(of_openai(port).responses.create(model="private", input="hi", stream=True))[-1]
+    assert failed.type == "response.failed" and failed.response.error is not None
+    assert failed.response.error.message == "the provider is gone"
+
+
 # ---- Anthropic's protocol, as its library reads it
 
 
