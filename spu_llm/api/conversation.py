@@ -12,7 +12,7 @@ from models.chat import Message, cut, going_on
 from spu_llm.api.client import CompletionOptions
 from spu_llm.api.completion import Seconds, reads_of
 from spu_llm.api.drafting import Drafting
-from spu_llm.api.events import Learned, Note, OnEvent, event_of
+from spu_llm.api.events import Learned, Note, OnEvent, Text, event_of
 from spu_llm.api.provider import Provider
 from spu_llm.api.texts import chat_encoded, check_messages, renderer
 from spu_llm.core.errors import InputError, PeerError, WorkerError
@@ -77,6 +77,7 @@ class Conversation:
         self._answering = False
         self._stopping = ""  # of the answer: "asked" for, "told" to the worker
         self._answers = 0  # of this session
+        self._has_text = False  # of the answer that is being written
 
     def hold(
         self, next_turn: NextTurn, on_event: OnEvent = lambda event: None, look: Look = lambda: None
@@ -87,23 +88,25 @@ class Conversation:
         conversation by an error. SpuLlmError, of the kind that says who failed.
         """
         self._look_of_caller = look
-        with self._provider.reached() as (server, pool):
-            first = next_turn(None)
-            if first is None:
-                return
-            self.messages.append(Message("user", first))
-            check_messages(self.messages)
-            while self.messages[-1].role == "user":
-                try:
-                    self._session(server, pool, next_turn, on_event)
-                except PeerError as error:
-                    # While nobody says anything, a provider may end a session, or start again.
-                    if not self._answers:
-                        raise
-                    words = f"the session ended ({error}); beginning another one"
-                    on_event(Note(words))
-                finally:
-                    self._answering = False
+        first = next_turn(None)
+        if first is None:
+            return
+        self.messages.append(Message("user", first))
+        check_messages(self.messages)
+        # Of a provider here, which serves a session.
+        seed = self._options.seed if self._provider.server is None else None
+        while self.messages[-1].role == "user":
+            try:
+                with self._provider.reached(seed) as (server, pool):
+                    self._session(server, pool, seed, next_turn, on_event)
+            except PeerError as error:
+                # While nobody says anything, a provider may end a session, or start again.
+                if not self._answers or self._has_text:
+                    raise
+                words = f"the session ended ({error}); beginning another one"
+                on_event(Note(words))
+            finally:
+                self._answering = False
 
     def stop(self) -> bool:
         """End the answer that is being written, from any thread or a signal's handler. Return
@@ -114,9 +117,16 @@ class Conversation:
         self._stopping = "asked"
         return True
 
-    def _session(self, server: Server, pool: Any, next_turn: NextTurn, on_event: OnEvent) -> None:
+    def _session(
+        self,
+        server: Server,
+        pool: Any,
+        sampling_seed: int | None,
+        next_turn: NextTurn,
+        on_event: OnEvent,
+    ) -> None:
         """Answer the last turn, and those after it while they go on from there."""
-        self._answers = 0
+        self._answers, self._has_text = 0, False
         head, rest = cut(self._render, self.messages)
         self._rendered = head + rest
         prefix, prompt = chat_encoded(self._text, head, rest)
@@ -135,12 +145,14 @@ class Conversation:
             prompt,
             str(self._text.path),
             draft_seed=self._options.seed,
+            sampling_seed=sampling_seed,
             draft_dir=None if drafts.directory is None else str(drafts.directory),
             ngrams=drafts.ngrams,
         )
 
         def heard(said: dict[str, Any], relay: Relay) -> None:
             if (event := event_of(said, relay)) is not None:
+                self._has_text |= isinstance(event, Text)
                 on_event(event)
             if said["event"] == "answer":
                 self._answering = False
@@ -177,7 +189,7 @@ class Conversation:
         added = going_on(self._rendered, answer.text, after)
         if added is None:  # the template writes the past in another way: it is prefilled again
             return self._say(end=True)
-        self._rendered, self._stopping = after, ""
+        self._rendered, self._stopping, self._has_text = after, "", False
         turn = self._text.text.tokenizer.encode(added, goes_on=True)
         before = self._rows + len(answer.token_ids)
         # The row of the answer's last token is computed with the turn.

@@ -14,7 +14,15 @@ from typing import Any
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
-from spu_llm.gateway.asked import MOST_STOPS, MOST_TOKENS, NO_CUT, NO_TOOLS, Asked, sampled
+from spu_llm.gateway.asked import (
+    ANY_TOKENS,
+    MOST_STOPS,
+    MOST_TOKENS,
+    NO_CUT,
+    NO_TOOLS,
+    Asked,
+    sampled,
+)
 from spu_llm.gateway.fields import Fields
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
@@ -28,21 +36,23 @@ def message_asked(body: bytes, options: CompletionOptions) -> Asked:
     fields = Fields.of_body(body)
     model = fields.text("model")
     messages = [_message(one) for one in fields.objects("messages")]
-    tokens = fields.whole("max_tokens", 1, MOST_TOKENS)
+    tokens = fields.whole("max_tokens", 1, ANY_TOKENS)
     if tokens is None:
-        raise fields.refuse("max_tokens", f"give a whole number, 1 to {MOST_TOKENS}")
-    if fields.has("system"):
-        messages.insert(0, Message("system", fields.content("system")))
+        raise fields.refuse("max_tokens", "give a whole number, 1 or more")
+    if messages[-1].role != "user":
+        raise fields.refuse("messages", "the last one must be a user's")
+    if fields.has("system") and (system := fields.content("system")):
+        messages.insert(0, Message("system", system))
     fields.only("tools", [], why=NO_TOOLS)
     fields.only("tool_choice", {"type": "none"}, {"type": "auto"}, why=NO_TOOLS)
     fields.only("thinking", {"type": "disabled"}, why="there is no thinking here; leave it out")
     fields.only("top_p", 1, 1.0, why=NO_CUT)
     fields.only("top_k", why=NO_CUT)
     stream = fields.switch("stream")
-    stop = fields.texts("stop_sequences", MOST_STOPS)
-    options = replace(options, max_new_tokens=tokens, stop=stop)
+    stop = fields.texts("stop_sequences", 4 * MOST_STOPS)
+    options = replace(options, max_new_tokens=min(tokens, MOST_TOKENS), stop=stop)
     options = sampled(fields, options, 1.0)
-    fields.ignore("metadata", "service_tier")
+    fields.ignore("metadata", "service_tier", "cache_control")
     fields.end()
     return Asked(model, messages, options, stream)
 

@@ -9,6 +9,7 @@ from spu_llm.api.client import CompletionOptions
 from spu_llm.gateway.fields import Fields
 
 MOST_TOKENS = 4096  # of an answer
+ANY_TOKENS = (1 << 31) - 1  # that a request may name as its limit
 MOST_STOPS = 4
 
 TOKENS_ALONE = "two-party computation gives tokens alone, without probabilities; leave it out"

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spu_llm.core.printable import one_line
 from spu_llm.gateway.refusals import Refused
 
 _DEPTH = 32  # of nested values
@@ -43,7 +44,8 @@ class Fields:
 
     def refuse(self, name: str, message: str) -> Refused:
         """Return the refusal of a field."""
-        return Refused(400, f"{self._place}{name}: {message}", f"{self._place}{name}")
+        place = one_line(f"{self._place}{name}")[:120]
+        return Refused(400, f"{place}: {message}", place)
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a text; Refused where there is none and no default."""
@@ -117,7 +119,7 @@ class Fields:
         texts = []
         for part in parts:
             if (kind := part.text("type")) not in kinds:
-                raise self.refuse(name, f"text alone is read here, no {kind!r}")
+                raise self.refuse(name, f"text alone is read here, no {kind[:40]!a}")
             texts.append(part.text("text"))
             part.ignore("cache_control", "annotations", "logprobs")
             part.end()

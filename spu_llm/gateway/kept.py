@@ -13,8 +13,11 @@ from spu_llm.api.client import CompletionOptions
 from spu_llm.api.conversation import Answer, Conversation
 from spu_llm.api.events import Event, OnEvent
 from spu_llm.api.provider import Provider
+from spu_llm.core.errors import StalledError
 from spu_llm.gateway.asked import Asked
 from spu_llm.service.supervisor import Look
+
+CLOSE_S = 10.0  # for a session to end in order
 
 
 def can_be_kept(asked: Asked) -> bool:
@@ -32,6 +35,7 @@ class Kept:
         """Prepare a conversation that goes on after the messages `before`. InputError as of
         `Conversation`.
         """
+        self.turns = 0  # that were answered
         self._options = options
         self._conversation = Conversation(provider, options, before=before)
         self._turns: queue.Queue[str | None] = queue.Queue()
@@ -54,18 +58,27 @@ class Kept:
         self._heard, self._look = heard, look
         self._turns.put(turn)
         end = self._ends.get()
+        # Whoever asked may go now: the session stays.
+        self._look = lambda: None
         if isinstance(end, Exception):
             self._thread.join()
             raise end
+        self.turns += 1
         return end
 
     def close(self, heard: OnEvent = lambda event: None) -> None:
         """End the conversation, and wait until its processes have ended. `heard` gets what was
-        learned.
+        learned. A provider that does not end it in time is left.
         """
         self._heard = heard
-        self._turns.put(None)
+        self.abandon()
+        self._thread.join(CLOSE_S)
+        self._look = _left
         self._thread.join()
+
+    def abandon(self) -> None:
+        """End the conversation when it is idle, without waiting for that."""
+        self._turns.put(None)
 
     def _hold(self) -> None:
         def heard(event: Event) -> None:
@@ -80,6 +93,10 @@ class Kept:
         if answer is not None:
             self._ends.put(answer)
         return self._turns.get()
+
+
+def _left() -> None:
+    raise StalledError("the provider does not end the conversation")
 
 
 def _shown(messages: Sequence[Message]) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
 from spu_llm.gateway.asked import (
+    ANY_TOKENS,
     MOST_STOPS,
     MOST_TOKENS,
     NO_CUT,
@@ -39,9 +40,9 @@ def chat_asked(body: bytes, options: CompletionOptions) -> Asked:
     """Return what the body of POST /v1/chat/completions asks for. Refused where it cannot be."""
     fields = Fields.of_body(body)
     model = fields.text("model")
-    messages = [_message(one) for one in fields.objects("messages")]
-    newer = fields.whole("max_completion_tokens", 1, MOST_TOKENS)
-    older = fields.whole("max_tokens", 1, MOST_TOKENS)
+    messages = with_system(_message(one) for one in fields.objects("messages"))
+    newer = fields.whole("max_completion_tokens", 1, ANY_TOKENS)
+    older = fields.whole("max_tokens", 1, ANY_TOKENS)
     for name in ("tools", "functions"):
         fields.only(name, [], why=NO_TOOLS)
     for name in ("tool_choice", "function_call"):
@@ -64,7 +65,7 @@ def completion_asked(body: bytes, options: CompletionOptions) -> Asked:
     prompts = fields.texts("prompt", 1)
     if not prompts:
         raise fields.refuse("prompt", "give a text, not an empty one")
-    tokens = fields.whole("max_tokens", 1, MOST_TOKENS) or COMPLETION_TOKENS
+    tokens = fields.whole("max_tokens", 1, ANY_TOKENS) or COMPLETION_TOKENS
     fields.only("logprobs", 0, why=TOKENS_ALONE)
     fields.only("best_of", 1, why="give 1, or leave it out")
     fields.only("echo", False, why="the prompt is not written again; leave it out")
@@ -88,9 +89,14 @@ def _common(
     streamed.ignore("include_obfuscation")
     streamed.end()
     stop = fields.texts("stop", MOST_STOPS)
-    options = replace(options, max_new_tokens=tokens, stop=stop)
+    options = replace(options, max_new_tokens=min(tokens, MOST_TOKENS), stop=stop)
     fields.ignore(*HARMLESS)
     return Asked(model, prompt, sampled(fields, options, 2.0), stream, with_usage)
+
+
+def with_system(messages: Iterable[Message]) -> list[Message]:
+    """Return messages without those of a system that say nothing, which some programs send."""
+    return [one for one in messages if one.content or one.role != "system"]
 
 
 def _message(fields: Fields) -> Message:

@@ -16,9 +16,17 @@ from typing import Any
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
-from spu_llm.gateway.asked import MOST_TOKENS, NO_CUT, NO_TOOLS, TOKENS_ALONE, Asked, sampled
+from spu_llm.gateway.asked import (
+    ANY_TOKENS,
+    MOST_TOKENS,
+    NO_CUT,
+    NO_TOOLS,
+    TOKENS_ALONE,
+    Asked,
+    sampled,
+)
 from spu_llm.gateway.fields import Fields
-from spu_llm.gateway.openai import CHAT_TOKENS, HARMLESS, ROLES, error_body
+from spu_llm.gateway.openai import CHAT_TOKENS, HARMLESS, ROLES, error_body, with_system
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
 
@@ -32,10 +40,10 @@ def response_asked(body: bytes, options: CompletionOptions) -> Asked:
     if fields.has_text("input"):
         messages = [Message("user", fields.text("input"))]
     else:
-        messages = [_message(one) for one in fields.objects("input")]
-    if fields.has("instructions"):
-        messages.insert(0, Message("system", fields.text("instructions")))
-    tokens = fields.whole("max_output_tokens", 1, MOST_TOKENS) or CHAT_TOKENS
+        messages = with_system(_message(one) for one in fields.objects("input"))
+    if instructions := fields.text("instructions", ""):
+        messages.insert(0, Message("system", instructions))
+    tokens = fields.whole("max_output_tokens", 1, ANY_TOKENS) or CHAT_TOKENS
     fields.only("tools", [], why=NO_TOOLS)
     fields.only("tool_choice", "none", "auto", why=NO_TOOLS)
     fields.only("top_p", 1, 1.0, why=NO_CUT)
@@ -49,7 +57,7 @@ def response_asked(body: bytes, options: CompletionOptions) -> Asked:
     text.only("format", {"type": "text"}, why="text alone is written; leave it out")
     text.end()
     stream = fields.switch("stream")
-    options = sampled(fields, replace(options, max_new_tokens=tokens), 2.0)
+    options = sampled(fields, replace(options, max_new_tokens=min(tokens, MOST_TOKENS)), 2.0)
     streamed = fields.inner("stream_options")
     streamed.ignore("include_obfuscation")
     streamed.end()

@@ -17,6 +17,7 @@ from spu_llm.gateway.outcome import Outcome, of_answer, of_completion
 from spu_llm.gateway.refusals import Refused, refused
 
 MOST = 64  # requests that wait or are answered; further ones are refused
+IDLE_S = 540.0  # before the session of a conversation that has no turn ends by itself
 
 
 class Cancelled(SpuLlmError):
@@ -87,14 +88,15 @@ class Requests:
     learned: dict[str, list[str]] | None = field(default=None, init=False)  # in the last session
     _open: dict[Answering, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _kept: list[Kept] = field(default_factory=list, init=False)  # idle; the last used one last
+    _closing: set[asyncio.Future[None]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.at_once)
 
     @property
     def count(self) -> int:
-        """Return how many requests wait or are answered."""
-        return len(self._open)
+        """Return how many requests wait or are answered, whose programs are there."""
+        return sum(not request.is_cancelled for request in self._open)
 
     @property
     def conversations(self) -> int:
@@ -103,7 +105,7 @@ class Requests:
 
     def begin(self, asked: Asked) -> Answering:
         """Take a request, which is answered when its turn comes. Refused where too many wait."""
-        if len(self._open) >= MOST:
+        if self.count >= MOST:
             raise Refused(503, f"{MOST} requests wait already; try again later")
         request = Answering(asked)
         task = self._open[request] = asyncio.ensure_future(self._run(request))
@@ -116,6 +118,14 @@ class Requests:
             request.cancel()
         await asyncio.gather(*self._open.values(), return_exceptions=True)
         await self._evict(0)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Let all sessions end by themselves, without a loop."""
+        for request in self._open:
+            request.cancel()
+        for kept in self._kept:
+            kept.abandon()
 
     async def _run(self, request: Answering) -> None:
         if self._places.locked():
@@ -134,15 +144,18 @@ class Requests:
                 request.said.put_nowait(end)
 
     async def _outcome(self, request: Answering) -> Outcome:
-        if self.keep and can_be_kept(request.asked):
-            return await self._turn(request)
         try:
-            return await asyncio.to_thread(self._completed, request)
+            return await self._answered(request)
         except BusyError:
             if not self._kept:
                 raise
             await self._evict(0)  # whose places at the provider it can have
-            return await asyncio.to_thread(self._completed, request)
+            return await self._answered(request)
+
+    async def _answered(self, request: Answering) -> Outcome:
+        if self.keep and can_be_kept(request.asked):
+            return await self._turn(request)
+        return await asyncio.to_thread(self._completed, request)
 
     async def _turn(self, request: Answering) -> Outcome:
         """Answer a turn in the conversation that it goes on with, or in another one."""
@@ -157,8 +170,17 @@ class Requests:
             kept = await asyncio.to_thread(Kept, self.client.provider, asked.options, before)
         answer = await asyncio.to_thread(kept.answer, turn.content, request.heard, request.look)
         self._kept.append(kept)
+        asyncio.get_running_loop().call_later(IDLE_S, self._expire, kept, kept.turns)
         await self._evict(self.keep)
         return of_answer(answer)
+
+    def _expire(self, kept: Kept, turns: int) -> None:
+        """End a conversation that is as it was."""
+        if kept in self._kept and kept.turns == turns:
+            self._kept.remove(kept)
+            closing = asyncio.ensure_future(asyncio.to_thread(kept.close, self._heard_last))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _completed(self, request: Answering) -> Outcome:
         prompt, options = request.asked.prompt, request.asked.options
@@ -170,9 +192,13 @@ class Requests:
         return of_completion(completion)
 
     async def _evict(self, most: int) -> None:
-        """End the conversations that were used longest ago, until `most` are left."""
+        """End conversations until `most` are left: those of a single turn first, which may never
+        have another, then those that were used longest ago.
+        """
         while len(self._kept) > most:
-            await asyncio.to_thread(self._kept.pop(0).close, self._heard_last)
+            kept = min(self._kept, key=lambda one: one.turns > 1)
+            self._kept.remove(kept)
+            await asyncio.to_thread(kept.close, self._heard_last)
 
     def _heard_last(self, event: Event) -> None:
         if isinstance(event, Learned):

@@ -19,10 +19,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from spu_llm.api.client import CompletionOptions
+from spu_llm.api.texts import check_messages, check_texts
+from spu_llm.core.errors import SpuLlmError
 from spu_llm.gateway import anthropic, openai, responses
 from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.outcome import Outcome
-from spu_llm.gateway.refusals import Refused
+from spu_llm.gateway.refusals import Refused, refused
 from spu_llm.gateway.running import Answering, News, Piece, Requests, Said
 
 MOST_BYTES = 4 << 20  # of a request's body
@@ -85,11 +87,14 @@ class Gateway:
             Route("/privacy", self._privacy),
         ]
         handlers = {Refused: _refusal, HTTPException: _no_path}
-        return Starlette(
+        application = Starlette(
             routes=routes,
             exception_handlers=handlers,  # type: ignore[arg-type]
             lifespan=self._lifespan,
         )
+        # They would name the host that a request bears.
+        application.router.redirect_slashes = False
+        return application
 
     @asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
@@ -102,10 +107,16 @@ class Gateway:
         """Refuse who may not ask. A page in a browser cannot: its requests bear its own host, or
         another type of content.
         """
+        self._check_host(request)
+        self._check_token(request)
+
+    def _check_host(self, request: Request) -> None:
         host = request.headers.get("host", "").rpartition("@")[2]
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         if self.hosts is not None and name.lower() not in self.hosts:
             raise Refused(403, f"this gateway is called {', '.join(sorted(self.hosts))}")
+
+    def _check_token(self, request: Request) -> None:
         if self.token is None:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -125,12 +136,14 @@ class Gateway:
                     raise Refused(
                         404, f"there is no model {asked.model[:80]!r}, only {self.name!r}", "model"
                     )
+                _check_texts(asked)
                 reply = api.reply(asked)
                 if asked.stream:
                     return _Stream(self.requests.begin(asked), reply)
                 outcome = await self._whole(request, asked)
                 return JSONResponse(reply.whole(outcome), headers=_HEADERS)
-            except Refused as error:
+            except SpuLlmError as failure:
+                error = refused(failure)
                 return JSONResponse(api.error(error), error.status, headers=_retry(error))
 
         return answered
@@ -162,6 +175,12 @@ class Gateway:
         return JSONResponse(openai.model_body(self.name, self._started))
 
     async def _health(self, request: Request) -> Response:
+        """Answer that it runs; who may ask also gets counts."""
+        self._check_host(request)
+        try:
+            self._check_token(request)
+        except Refused:
+            return JSONResponse({"status": "ok"})
         return JSONResponse(
             {
                 "status": "ok",
@@ -220,6 +239,14 @@ async def _next(answering: Answering, seconds: float) -> Said | None:
         return await asyncio.wait_for(answering.said.get(), seconds)
     except asyncio.TimeoutError:
         return None
+
+
+def _check_texts(asked: Asked) -> None:
+    """Raise InputError for texts that no provider could be asked with."""
+    if isinstance(asked.prompt, str):
+        check_texts("", asked.prompt)
+    else:
+        check_messages(asked.prompt)
 
 
 async def _body(request: Request) -> bytes:

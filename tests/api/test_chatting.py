@@ -188,7 +188,8 @@ def held(
         jobs=1,
         hint_cache=1,
         text_format=lambda: SimpleNamespace(text=text, path=Path("format")),
-        reached=lambda: nullcontext((None, None)),
+        server=None,
+        reached=lambda seed: nullcontext((None, None)),
     )
     options = CompletionOptions(max_new_tokens=5, temperature=0.0, draft_length=0)
     with closing(Screen("")) as screen:

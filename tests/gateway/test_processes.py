@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,10 @@ def test_programs_get_the_models_text(
     # The first turn, its answer but for the last token.
     before = got.usage.prompt_tokens_details.cached_tokens
     assert before is not None and 3 < before < got.usage.prompt_tokens
+    client.chat.completions.create(model="private", messages=HELLO, max_tokens=1)
+    with urllib.request.urlopen(f"{str(client.base_url)[:-4]}/privacy") as answer:
+        learned = json.load(answer)["learned"]  # by the chat before, which gave its place
+    assert any("rows of the next turn" in fact for fact in learned["provider"])
     gateway.send(signal.SIGTERM)
     assert gateway.wait(20) == 128 + signal.SIGTERM
     gateway.assert_gone(5)
@@ -119,6 +125,7 @@ def test_a_provider_that_has_gone_is_said(parties: tuple[Command, Command, opena
         (("--listen", "127.0.0.1:0", "--token-file", "absent"), "cannot read"),
         (("--listen", "127.0.0.1:0", "--at-once", "0"), "--at-once must be 1 to"),
         (("--listen", "here"), "--listen"),
+        (("--pool", "pool", "--keep", "1"), "leave --keep and --at-once out"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(
@@ -127,6 +134,23 @@ def test_what_cannot_be_is_refused_in_a_line(
     (tmp_path / "short").write_text("abc\n")
     command = start("gateway", "--model", str(pair.private), *options)
     command.assert_failed(2, words, within_s=RUN_S)
+
+
+def test_a_second_ctrl_c_ends_it_too(parties: tuple[Command, Command, openai.OpenAI]) -> None:
+    """While a chat is open, and an answer is being written."""
+    _, gateway, client = parties
+    client.chat.completions.create(model="private", messages=HELLO, max_tokens=1)
+    other: list[Any] = [{"role": "user", "content": "other"}]
+    stream = client.chat.completions.create(
+        model="private", messages=other, max_tokens=40, stream=True
+    )
+    next(iter(stream))
+    gateway.send(signal.SIGINT)
+    time.sleep(0.5)
+    gateway.send(signal.SIGINT)
+    assert gateway.wait(30) == 130
+    gateway.assert_gone(5)
+    stream.close()
 
 
 def test_a_taken_address_is_refused(start: Start, pair: Pair) -> None:

@@ -52,6 +52,9 @@ def test_a_chat_has_its_messages_and_options() -> None:
     plain = asked("chat", stream_options={"include_usage": True}, user="x", top_p=1, n=1)
     assert plain.options.max_new_tokens == openai.CHAT_TOKENS and plain.with_usage
     assert plain.options.temperature == 0.7 and plain.options.seed is None
+    assert asked("chat", max_tokens=1 << 20).options.max_new_tokens == MOST_TOKENS
+    empty = [{"role": "system", "content": ""}, *HELLO]
+    assert asked("chat", messages=empty).prompt == [Message("user", "hello")]
     assert asked("chat", max_tokens=9, max_completion_tokens=8).options.max_new_tokens == 8
 
 
@@ -109,7 +112,7 @@ def test_a_response_has_its_input() -> None:
         ("chat", {"temperature": "hot"}, "temperature"),
         ("chat", {"temperature": True}, "temperature"),
         ("chat", {"max_tokens": 0}, "max_tokens"),
-        ("chat", {"max_completion_tokens": MOST_TOKENS + 1}, "max_completion_tokens"),
+        ("chat", {"max_completion_tokens": 1 << 31}, "max_completion_tokens"),
         ("chat", {"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         ("chat", {"stop": [""]}, "stop"),
         ("chat", {"stream": 1}, "stream"),
@@ -141,6 +144,7 @@ def test_a_response_has_its_input() -> None:
         ("response", {"reasoning": {"effort": "low"}}, "reasoning"),
         ("message", {"max_tokens": None}, "max_tokens"),
         ("message", {"top_k": 5}, "top_k"),
+        ("message", {"messages": [*HELLO, {"role": "assistant", "content": "{"}]}, "messages"),
         ("message", {"top_p": 0.5}, "top_p"),
         ("message", {"tools": [{}]}, "tools"),
         ("message", {"thinking": {"type": "enabled"}}, "thinking"),

@@ -334,6 +334,7 @@ def test_who_has_no_token_is_refused() -> None:
         assert of_anthropic(port, "a" * 16).messages.create(
             model="private", max_tokens=9, messages=HELLO
         )
+        assert asked(port, "GET", "/health")[2] == b'{"status":"ok"}'
         with pytest.raises(anthropic.AuthenticationError):
             of_anthropic(port).messages.create(model="private", max_tokens=9, messages=HELLO)
         assert asked(port, "GET", "/health")[0] == 200
@@ -350,8 +351,22 @@ def test_a_page_in_a_browser_cannot_ask(port: int, fake: Fake) -> None:
     assert asked(port, "POST", path, body, **kind, host=f"evil.example:{port}")[0] == 403
     status, headers, _ = asked(port, "OPTIONS", path, origin="http://evil.example")
     assert status == 405 and not any(name.startswith("access-control") for name in headers)
+    assert asked(port, "GET", "/health", host="evil.example")[0] == 403
+    assert asked(port, "POST", f"{path}/", body, **kind, host="evil.example")[0] == 404
     assert not fake.asked
     assert asked(port, "POST", path, body, **kind, host=f"127.0.0.1:{port}")[0] == 200
+
+
+@pytest.mark.parametrize("content", ["", "\ud800"])
+def test_texts_that_cannot_be_are_refused_at_once(port: int, fake: Fake, content: str) -> None:
+    """Also of a stream, whose status would come too late."""
+    chat = [{"role": "user", "content": content}]
+    for more in ({}, {"stream": True}, {"\ud800": 1}):
+        body = json.dumps({"model": "private", "messages": chat, **more}).encode()
+        path = "/v1/chat/completions"
+        status, _, raw = asked(port, "POST", path, body, content_type="application/json")
+        assert status == 400 and json.loads(raw)["error"]["message"]
+    assert not fake.asked
 
 
 def test_large_requests_are_refused(port: int, fake: Fake) -> None:
@@ -407,6 +422,22 @@ def test_too_many_requests_are_refused(fake: Fake, monkeypatch: pytest.MonkeyPat
         stream.close()
 
 
+def test_who_has_gone_leaves_the_queue(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "MOST", 2)
+    fake.does = fake.waits
+    with served(fake) as port:
+        client = of_openai(port)
+        first = client.completions.create(model="private", prompt="x", stream=True)
+        next(iter(first))
+        for _ in range(3):
+            waits = client.with_options(timeout=0.3)
+            with pytest.raises(openai.APITimeoutError):
+                waits.completions.create(model="private", prompt="y")
+            assert eventually(lambda: b'"requests":1' in asked(port, "GET", "/health")[2])
+        assert len(fake.asked) == 1
+        first.close()
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_who_has_gone_ends_the_session(port: int, fake: Fake, streams: bool) -> None:
     fake.does = fake.waits
@@ -460,6 +491,7 @@ class Talk:
     """In place of `spu_llm.Conversation`: answers turn after turn, by their number."""
 
     made: list[Talk] = []
+    most_open = 9  # places at the provider
 
     def __init__(self, provider: Any, options: CompletionOptions, *, before: list[Message]) -> None:
         self.messages = list(before)
@@ -469,6 +501,8 @@ class Talk:
     def hold(self, next_turn: Any, on_event: OnEvent, look: Callable[[], None]) -> None:
         try:
             said = next_turn(None)
+            if sum(not talk.is_over for talk in self.made) > self.most_open:
+                raise BusyError("no place")
             while said is not None:
                 self.messages.append(Message("user", said))
                 if said == "fail":
@@ -481,6 +515,7 @@ class Talk:
                 answer = f" answer {self.turns} "
                 self.messages.append(Message("assistant", answer))
                 said = next_turn(Answer(answer, [1, 2], "eos", Seconds(1, 2, 3), 9, self.turns - 1))
+                look()  # as a session does after each event
             on_event(Learned({"client": [f"{self.turns} turns"], "provider": []}))
         finally:
             self.is_over = True
@@ -514,11 +549,11 @@ def test_a_chat_goes_on_in_its_session(fake: Fake, talks: list[Talk]) -> None:
         assert len(talks) == 2 and talks[1].before == 2
         third = said("a", "answer 1", "b", "answer 2", "c")
         create(model="private", messages=third, temperature=0)
-        assert len(talks) == 3 and talks[0].is_over and not talks[1].is_over
+        assert len(talks) == 3 and talks[1].is_over and not talks[0].is_over
         health = json.loads(asked(port, "GET", "/health")[2])
         assert (health["requests"], health["conversations"]) == (0, 2)
         learned = json.loads(asked(port, "GET", "/privacy")[2])["learned"]
-        assert learned["client"] == ["2 turns"]
+        assert learned["client"] == ["1 turns"]
     assert all(talk.is_over for talk in talks)
 
 
@@ -543,7 +578,9 @@ def test_texts_to_stop_before_are_of_no_conversation(fake: Fake, talks: list[Tal
         assert not talks and len(fake.asked) == 2
 
 
-def test_idle_conversations_give_their_places(fake: Fake, talks: list[Talk]) -> None:
+def test_idle_conversations_give_their_places(
+    fake: Fake, talks: list[Talk], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To a request that the provider has no place for."""
 
     def busy(on_event: OnEvent, look: Callable[[], None]) -> Completion:
@@ -555,3 +592,26 @@ def test_idle_conversations_give_their_places(fake: Fake, talks: list[Talk]) -> 
     with served(fake, keep=1) as port:
         of_openai(port).chat.completions.create(model="private", messages=said("a"))
         assert of_openai(port).completions.create(model="private", prompt="p").choices
+    monkeypatch.setattr(Talk, "most_open", 1)
+    with served(fake, keep=3) as port:
+        create = of_openai(port).chat.completions.create
+        for text in ("a", "b"):
+            assert create(model="private", messages=said(text)).choices
+
+
+def test_idle_conversations_end(
+    fake: Fake, talks: list[Talk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And helpers of one turn give way before those that went on."""
+    with served(fake, keep=2) as port:
+        create = of_openai(port).chat.completions.create
+        create(model="private", messages=said("a"))
+        create(model="private", messages=said("a", "answer 1", "b"))
+        create(model="private", messages=said("title?"))
+        create(model="private", messages=said("tags?"))
+        assert [talk.is_over for talk in talks] == [False, True, False]
+    monkeypatch.setattr(running, "IDLE_S", 0.05)
+    with served(fake, keep=2) as port:
+        of_openai(port).chat.completions.create(model="private", messages=said("c"))
+        assert eventually(lambda: talks[-1].is_over)
+        assert eventually(lambda: b'"conversations":0' in asked(port, "GET", "/health")[2])

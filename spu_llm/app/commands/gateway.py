@@ -71,10 +71,9 @@ def add_command(commands: Any) -> None:
     gateway.add_argument(
         "--keep",
         type=int,
-        default=1,
         metavar="N",
-        help="conversations whose sessions stay open for their next turns; each has a place at "
-        "the provider (default: %(default)s)",
+        help="chats whose sessions stay open for their next turns; each has a place at the "
+        "provider (default: 1, with --pool 0)",
     )
     drafting.add_options(gateway)
     add_backend(gateway)
@@ -103,16 +102,23 @@ def _run(options: argparse.Namespace) -> None:
         )
     if not 1 <= options.at_once <= _MOST_AT_ONCE:
         raise InputError(f"--at-once must be 1 to {_MOST_AT_ONCE}, found {options.at_once}")
-    if not 0 <= options.keep <= _MOST_AT_ONCE:
-        raise InputError(f"--keep must be 0 to {_MOST_AT_ONCE}, found {options.keep}")
+    if options.pool is not None and (options.keep or options.at_once > 1):
+        raise InputError(
+            "one session at a time has --pool, and a chat that stays open would keep it; leave "
+            "--keep and --at-once out, or --pool"
+        )
+    keep = options.keep if options.keep is not None else int(options.pool is None)
+    if not 0 <= keep <= _MOST_AT_ONCE:
+        raise InputError(f"--keep must be 0 to {_MOST_AT_ONCE}, found {keep}")
     drafting.check(options)
     client = Client(provider_of(options))
     asked = CompletionOptions(
         draft_length=options.draft_length, draft_model=options.draft_model, drafts=options.drafts
     )
     client.provider.text_format()  # says early where the provider cannot be asked
-    requests = Requests(client, options.at_once, options.keep)
-    gateway = Gateway(requests, asked, options.name, token, LOOPBACK if here else None)
+    requests = Requests(client, options.at_once, keep)
+    hosts = LOOPBACK | {host, _bracketed(host)} if here else None
+    gateway = Gateway(requests, asked, options.name, token, hosts)
     server = uvicorn.Server(
         uvicorn.Config(
             gateway.application(),
@@ -123,12 +129,15 @@ def _run(options: argparse.Namespace) -> None:
         )
     )
     with _listening(host, port) as listener:
-        at = f"http://{host}:{listener.getsockname()[1]}"
+        at = f"http://{_bracketed(host)}:{listener.getsockname()[1]}"
         show(
             f"listening on {at}",
             f"base URL {at}/v1 for OpenAI's protocol, {at} for Anthropic's; model {options.name}",
         )
-        server.run(sockets=[listener])
+        try:
+            server.run(sockets=[listener])
+        finally:
+            requests.abandon()  # where a second Ctrl-C left sessions open
 
 
 def _token(file: Path | None) -> str | None:
@@ -151,6 +160,10 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _listening(host: str, port: int) -> socket.socket:
