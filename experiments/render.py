@@ -20,7 +20,7 @@ from experiments import headline, measured_tables
 from experiments.benchmarks import connection, network_bench, products_bench
 from experiments.common import claims, saved
 from experiments.common.report import Files
-from experiments.completions import drafts, lengths, shipped, speedup, transcript, trees
+from experiments.completions import alignment, drafts, lengths, shipped, speedup, transcript, trees
 from experiments.completions import report as completions_report
 from experiments.confidential import attack_tables, obfuscation
 from experiments.confidential import report as confidential_report
@@ -189,6 +189,8 @@ TABLES: dict[str, Tables] = {
         ("fidelity", "fidelity_shares", "fidelity_dealt"), fidelity.in_results, seconds=False
     ),
     "speedup": Tables(("speedup",), speedup.tables),
+    "speedup_wan": Tables(("speedup_wan",), speedup.tables, seconds=False),
+    "align_tasks": Tables(("align_tasks",), alignment.tables, seconds=False),
     "backends": Tables(("backends",), speedup.tables),
     "speedup_t5": Tables(("speedup_t5",), speedup.tables),
     "drafts_t5": printed("drafts_t5", lambda data: drafts.table(data["runs"]), seconds=False),

@@ -231,7 +231,7 @@ def tables(files: Files) -> list[str]:
     loads = [load for record in records for load in record["machine"]["load"]]
     load = saved.NO_SECONDS.format(min(loads), max(loads))
     under = saved.under_table(files, (r["machine"] for r in records), load)
-    return ["\n".join(table(records)), "\n".join(curves(records)), under]
+    return ["\n".join(table(records)), under, "\n".join(curves(records)), under]
 
 
 # ---- the command
