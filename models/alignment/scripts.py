@@ -26,9 +26,15 @@ def of_text(tokens: Sequence[int], length: int) -> list[Script]:
 def of_sources(tokens: Sequence[int], length: int, after: Sequence[int]) -> list[Script]:
     """Return a script for each part of so many tokens, for a model with an encoder, which reads the
     part and writes as many tokens at most. `after`: tokens between a prompt and the text, of which
-    the text begins with the last one. Tokens that fill no part are left out.
+    the text begins with the last one. Tokens that fill no part are left out. InputError where there
+    is no part.
     """
     *ending, start = after
+    if len(tokens) < length:
+        raise InputError(
+            f"the text has {len(tokens)} tokens, fewer than a part of {length} tokens; give more "
+            "text, or a smaller --length"
+        )
     starts = range(0, len(tokens) - length + 1, length)
     return [
         (Source([*tokens[at : at + length], *ending]), Given([start]), Drawn(length))

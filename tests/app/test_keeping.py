@@ -345,7 +345,8 @@ def test_it_may_end_while_correlations_is_made(
     server = start(*pair.serve("--pool", str(tmp_path / "provider")), stub=stub)
     port = server.until_listening()
     client = start(*at_server(pair, port, tmp_path / "client"), stub=stub)
-    assert eventually(lambda: any(p.is_worker for p in server.processes()), RUN_S)
+    for party in (server, client):
+        assert eventually(lambda p=party: any(w.is_worker for w in p.processes()), RUN_S)
     client.send(signum)
     assert client.wait(END_S) == 0, client.stderr
     assert lines_of(client) == ["ended; what was made stays"]
