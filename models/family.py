@@ -325,8 +325,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Family:
-    """What differs between model families. Every `config` is an instance of the family's config
-    class.
+    """Functions and facts in which model families differ. Every `config` is an instance of the
+    family's config class.
 
     parse(raw)              -> config, from the fields of `config.json`. InputError, without a path,
                             for a model that the family does not compute.

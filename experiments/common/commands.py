@@ -7,14 +7,17 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from models.tokenizer import Tokenizer
 from spu_llm.api.defaults import PROMPT, shipped
 from spu_llm.app.output import write_json
 from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.net.shaping import shape_of
+
+Result = TypeVar("Result")
 
 # ---- options
 
@@ -113,6 +116,12 @@ def check_range(option: str, value: int, least: int, most: int | None = None) ->
         raise InputError(f"{option} must be {allowed}, found {value}")
 
 
+def check_tokenizer(model: Path, draft_model: Path) -> None:
+    """Raise InputError where a draft model has another tokenizer than the model."""
+    if Tokenizer.load(draft_model).digest != Tokenizer.load(model).digest:
+        raise InputError("--draft-model has another tokenizer than the model")
+
+
 def check_folders(options: argparse.Namespace) -> None:
     """Raise InputError when the folder of `--json` or `--plot` does not exist, before hours of
     work.
@@ -124,6 +133,16 @@ def check_folders(options: argparse.Namespace) -> None:
 
 
 # ---- results
+
+
+def with_progress(stage: str, work: Callable[[Callable[[str], None]], Result]) -> Result:
+    """Return what `work` does; it gets what shows how far the stage is."""
+    progress = Progress()
+    try:
+        progress.stage(stage)
+        return work(progress.update)
+    finally:
+        progress.close()
 
 
 def each_network(

@@ -150,6 +150,11 @@ def measure(
 # ---- tables
 
 Record = dict[str, Any]
+_ASKED: list[Column[Record]] = [
+    Column("pair", lambda record: record["asked"]["pair"]),
+    Column("task set", lambda record: record["asked"]["task"]),
+    Column("K", lambda record: str(record["asked"]["top_k"])),
+]
 
 
 def rate(runs: Sequence[Record], figure: str) -> tuple[float, float]:
@@ -189,9 +194,7 @@ def table(records: Sequence[Record]) -> list[str]:
         return cell
 
     columns: list[Column[Record]] = [
-        Column("pair", lambda record: record["asked"]["pair"]),
-        Column("task set", lambda record: record["asked"]["task"]),
-        Column("K", lambda record: str(record["asked"]["top_k"])),
+        *_ASKED,
         Column("answers learnt", lambda record: f"{record['curve'][-1]['tokens']:,}"),
         Column("acceptance before", of_place("overlap", "before")),
         Column("after", of_place("overlap", "after")),
@@ -217,9 +220,7 @@ def curves(records: Sequence[Record]) -> list[str]:
         return cell
 
     columns: list[Column[Record]] = [
-        Column("pair", lambda record: record["asked"]["pair"]),
-        Column("task set", lambda record: record["asked"]["task"]),
-        Column("K", lambda record: str(record["asked"]["top_k"])),
+        *_ASKED,
         *(Column(f"point {number}", point(number)) for number in kept),
     ]
     return rows_table(columns, records)

@@ -30,8 +30,6 @@ from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.plain import Plain
 from spu_llm.api.defaults import DRAFT_LENGTH, shipped
 from spu_llm.app.printing import show_table
-from spu_llm.app.progress import Progress
-from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 
@@ -224,19 +222,12 @@ def command(options: argparse.Namespace) -> None:
     directory, draft_model = commands.private_model(options), options.draft_model
     if options.model is None and draft_model is None:
         draft_model = shipped("public")
-    if draft_model is not None and (
-        TextFormat.of_model(draft_model).tokenizer.digest
-        != TextFormat.of_model(directory).tokenizer.digest
-    ):
-        raise InputError("--draft-model has another tokenizer than the model")
-    progress = Progress()
-    try:
-        progress.stage("writing texts")
-        runs = measure(
-            directory, draft_model, options.tokens, options.draft_length, progress.update
-        )
-    finally:
-        progress.close()
+    if draft_model is not None:
+        commands.check_tokenizer(directory, draft_model)
+    tokens, drafts = options.tokens, options.draft_length
+    runs = commands.with_progress(
+        "writing texts", lambda say: measure(directory, draft_model, tokens, drafts, say)
+    )
     show_table(table(runs))
     result = {
         "runs": runs,

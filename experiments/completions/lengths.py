@@ -33,7 +33,6 @@ from models.text_format import TextFormat
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.plain import Plain
 from spu_llm.app.printing import show_table
-from spu_llm.app.progress import Progress
 from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 
@@ -166,11 +165,9 @@ def command(options: argparse.Namespace) -> None:
     commands.check_range("--tokens", options.tokens, 2)
     commands.check_folders(options)
     directory, draft_model = commands.pair(options)
-    progress = Progress()
-    try:
-        progress.stage("writing texts")
-        runs = measure(directory, draft_model, options.tokens, progress.update)
-    finally:
-        progress.close()
+    commands.check_tokenizer(directory, draft_model)
+    runs = commands.with_progress(
+        "writing texts", lambda say: measure(directory, draft_model, options.tokens, say)
+    )
     show_table(table(result := {"runs": runs, "machine": asdict(machine())}))
     commands.write(options, result)

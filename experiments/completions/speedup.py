@@ -33,7 +33,6 @@ from experiments.completions.resumable import check_whole, made
 from experiments.completions.study import completed, watched
 from models.hf import load_config
 from models.text_format import TextFormat
-from models.tokenizer import Tokenizer
 from spu_llm.api.texts import tokens_of_prompt
 from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
@@ -84,8 +83,7 @@ def matrix(
 def check(model: Path, draft_model: Path, runs: Sequence[tuple[SpeedupRun, Prompt]]) -> None:
     """Raise InputError for what cannot be measured."""
     config, text = load_config(model, encoders=True), TextFormat.of_model(model)
-    if Tokenizer.load(draft_model).digest != text.tokenizer.digest:
-        raise InputError("--draft-model has another tokenizer than the model")
+    commands.check_tokenizer(model, draft_model)
     for run, prompt in runs:
         request = _request(run, tokens_of_prompt("", prompt.text, text)[1])
         request.check(config)

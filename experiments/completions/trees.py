@@ -34,8 +34,6 @@ from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams, draw
 from protocols.verification.race import Race
 from spu_llm.app.printing import show_table
-from spu_llm.app.progress import Progress
-from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 from spu_llm.systems.decoding.branching import drafted
@@ -201,14 +199,10 @@ def command(options: argparse.Namespace) -> None:
     commands.check_range("--tokens", options.tokens, 2)
     commands.check_folders(options)
     directory, draft_model = commands.pair(options)
-    if Tokenizer.load(draft_model).digest != Tokenizer.load(directory).digest:
-        raise InputError("--draft-model has another tokenizer than the model")
-    progress = Progress()
-    try:
-        progress.stage("writing texts")
-        runs = measure(directory, draft_model, options.tokens, progress.update)
-    finally:
-        progress.close()
+    commands.check_tokenizer(directory, draft_model)
+    runs = commands.with_progress(
+        "writing texts", lambda say: measure(directory, draft_model, options.tokens, say)
+    )
     result = {
         "runs": runs,
         "machine": asdict(machine()),

@@ -27,8 +27,8 @@ from spu_llm.systems.decoding.request import Request
 
 @dataclass(frozen=True)
 class CompletionOptions:
-    """How a text is to be written. The provider learns all but `stop`, `drafts`, `draft_model`,
-    `watermark` and `seed`.
+    """Options of a text that is to be written. The provider learns all but `stop`, `drafts`,
+    `draft_model`, `watermark` and `seed`.
     """
 
     max_new_tokens: int = 32

@@ -53,7 +53,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a decode step took online, and what was made ahead since the step before."""
+    """Cost of a decode step online, and of what was made ahead since the step before."""
 
     seconds: float
     bytes: int
@@ -73,7 +73,7 @@ class Prefetched:
 
 @dataclass(frozen=True)
 class Completion:
-    """What a model wrote after a prompt, what that cost, and what each party learned by it. Its
+    """Text that a model wrote after a prompt, its cost, and what each party learned by it. Its
     fields in JSON (`to_json`) are the command line's `--json`.
     """
 

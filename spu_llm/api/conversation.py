@@ -28,7 +28,7 @@ _OPTIONS = ("max_new_tokens", "temperature", "draft_length", "draft_model", "dra
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model answered to a turn."""
+    """Answer of the model to a turn, and its cost."""
 
     text: str
     token_ids: list[int]

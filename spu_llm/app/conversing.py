@@ -7,12 +7,11 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from models.chat import Message
 from spu_llm.api.client import Client, CompletionOptions
 from spu_llm.api.conversation import Answer, Conversation
 from spu_llm.api.events import Event, Learned
 from spu_llm.api.provider import Provider
-from spu_llm.api.texts import check_messages, messages_of
+from spu_llm.api.texts import messages_of
 from spu_llm.app import drafting
 from spu_llm.app.options import provider_of
 from spu_llm.app.output import check_output, write_json
@@ -38,8 +37,7 @@ def run(options: argparse.Namespace) -> None:
     )
     with closing(Screen("")) as screen:
         if options.prompt is None:
-            before = [] if options.system is None else [Message("system", options.system)]
-            check_messages([*before, Message("user", ".")])
+            *before, _ = messages_of(options.system, ".")  # the first turn comes later
             hold(Conversation(provider, asked, before=before), screen)
         else:
             _one_turn(options, provider, asked, screen)

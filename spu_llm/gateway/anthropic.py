@@ -6,7 +6,6 @@ honoured is refused with its name; fields that change no answer are left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
@@ -26,6 +25,7 @@ from spu_llm.gateway.asked import (
 from spu_llm.gateway.fields import Fields
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
+from spu_llm.gateway.sent_events import event
 
 _ENDS = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens"}
 _ENDS["context"] = "max_tokens"
@@ -120,7 +120,7 @@ class Reply:
 
 
 def _event(kind: str, **values: Any) -> str:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **values}, ensure_ascii=False)}\n\n"
+    return event({"type": kind, **values}, kind)
 
 
 def _usage(outcome: Outcome) -> dict[str, Any]:

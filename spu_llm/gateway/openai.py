@@ -6,7 +6,6 @@ with its name; fields that change no answer are left out.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from spu_llm.gateway.asked import (
 from spu_llm.gateway.fields import Fields
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
+from spu_llm.gateway.sent_events import event
 
 CHAT_TOKENS, COMPLETION_TOKENS = 256, 16  # of an answer, unless the request says
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -152,26 +152,18 @@ class Reply:
         """Yield the last events: why the text ends, and what it took if that was asked for."""
         yield self._chunk({} if self._chat else "", _ENDS[outcome.finish_reason])
         if self.asked.with_usage:
-            yield _event({**self._named("completion.chunk"), "choices": []} | _used(outcome))
+            yield event({**self._named("completion.chunk"), "choices": [], "usage": usage(outcome)})
         yield DONE
 
     def failed(self, error: Refused) -> Iterator[str]:
         """Yield the last event of a stream that has no end."""
-        yield _event(error_body(error))
+        yield event(error_body(error))
 
     def _chunk(self, said: Any, end: str | None = None) -> str:
         name = "delta" if self._chat else "text"
         choice = {"index": 0, name: said, "logprobs": None, "finish_reason": end}
         chunk = {**self._named("completion.chunk"), "choices": [choice]}
-        return _event(chunk | ({"usage": None} if self.asked.with_usage else {}))
-
-
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
-
-
-def _used(outcome: Outcome) -> dict[str, Any]:
-    return {"usage": usage(outcome)}
+        return event(chunk | ({"usage": None} if self.asked.with_usage else {}))
 
 
 def usage(outcome: Outcome) -> dict[str, Any]:

@@ -7,7 +7,6 @@ change no answer are left out.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from spu_llm.gateway.fields import Fields
 from spu_llm.gateway.openai import CHAT_TOKENS, HARMLESS, ROLES, error_body, with_system
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
+from spu_llm.gateway.sent_events import event
 
 _PARTS = ("input_text", "output_text", "text")
 
@@ -172,7 +172,7 @@ class Reply:
     def _event(self, kind: str, **values: Any) -> str:
         value = {"type": kind, "sequence_number": self._number, **values}
         self._number += 1
-        return f"event: {kind}\ndata: {json.dumps(value, ensure_ascii=False)}\n\n"
+        return event(value, kind)
 
 
 def _part(text: str) -> dict[str, Any]:

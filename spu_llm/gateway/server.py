@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -26,6 +25,7 @@ from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused, refused
 from spu_llm.gateway.running import Answering, News, Piece, Requests, Said
+from spu_llm.gateway.sent_events import comment
 
 MOST_BYTES = 4 << 20  # of a request's body
 QUIET_S = 5.0  # after which a stream says what is being done
@@ -34,7 +34,7 @@ _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 class Reply(Protocol):
-    """How a protocol writes an answer."""
+    """Writes an answer in one protocol: whole, or as the events of a stream."""
 
     def whole(self, outcome: Outcome) -> dict[str, Any]: ...
 
@@ -218,7 +218,7 @@ class _Stream(StreamingResponse):
             events: Iterable[str] = ()
             match one:
                 case None:
-                    events = [f": {json.dumps(news)}\n\n"]
+                    events = [comment(news)]
                 case News():
                     news = one.words
                 case Piece():

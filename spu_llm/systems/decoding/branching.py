@@ -24,7 +24,7 @@ class Branch(NamedTuple):
 
 
 class Branching(Protocol):
-    """What the client tries in a step, and what it goes on with."""
+    """Continuations that the client tries in a step, and the choice among them."""
 
     @property
     def count(self) -> int:
