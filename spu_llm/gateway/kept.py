@@ -45,6 +45,11 @@ class Kept:
         self._thread = threading.Thread(target=self._hold, name="conversation")
         self._thread.start()
 
+    @property
+    def is_open(self) -> bool:
+        """Tell whether its session may still go on."""
+        return self._thread.is_alive()
+
     def goes_on(self, asked: Asked) -> bool:
         """Tell whether a request is the next turn. Programs may cut white space around texts."""
         return (

@@ -8,7 +8,8 @@ import asyncio
 import threading
 from dataclasses import dataclass, field
 
-from spu_llm.api.client import Client
+from models.chat import Message
+from spu_llm.api.client import Client, CompletionOptions
 from spu_llm.api.events import Event, FetchingHint, Learned, Making, Stage, Text
 from spu_llm.core.errors import BusyError, SpuLlmError
 from spu_llm.gateway.asked import Asked
@@ -88,6 +89,7 @@ class Requests:
     learned: dict[str, list[str]] | None = field(default=None, init=False)  # in the last session
     _open: dict[Answering, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _kept: list[Kept] = field(default_factory=list, init=False)  # idle; the last used one last
+    _begun: set[Kept] = field(default_factory=set, init=False)  # whose threads may run
     _closing: set[asyncio.Future[None]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
@@ -121,10 +123,12 @@ class Requests:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Let all sessions end by themselves, without a loop."""
+        """Let all sessions end by themselves, without a loop, which may have ended at any point of
+        a request.
+        """
         for request in self._open:
             request.cancel()
-        for kept in self._kept:
+        for kept in list(self._begun):
             kept.abandon()
 
     async def _run(self, request: Answering) -> None:
@@ -167,12 +171,18 @@ class Requests:
             self._kept.remove(kept)
         else:
             await self._evict(self.keep - 1)
-            kept = await asyncio.to_thread(Kept, self.client.provider, asked.options, before)
+            kept = await asyncio.to_thread(self._conversation, asked.options, before)
         answer = await asyncio.to_thread(kept.answer, turn.content, request.heard, request.look)
         self._kept.append(kept)
         asyncio.get_running_loop().call_later(IDLE_S, self._expire, kept, kept.turns)
         await self._evict(self.keep)
         return of_answer(answer)
+
+    def _conversation(self, options: CompletionOptions, before: list[Message]) -> Kept:
+        """Begin a conversation, which is known from then on, even where nobody waits for it."""
+        kept = Kept(self.client.provider, options, before)
+        self._begun = {one for one in self._begun if one.is_open} | {kept}
+        return kept
 
     def _expire(self, kept: Kept, turns: int) -> None:
         """End a conversation that is as it was."""

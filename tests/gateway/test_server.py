@@ -4,6 +4,7 @@ libraries read them, who may ask, order, and ends.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import itertools
 import json
@@ -27,6 +28,7 @@ from spu_llm.api.events import Learned, Making, OnEvent, Text
 from spu_llm.core.errors import BusyError, InputError, PeerError, SpuLlmError
 from spu_llm.core.machine import machine
 from spu_llm.gateway import kept, running, server
+from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.running import Requests
 from spu_llm.gateway.server import Gateway
 from tests.kit.patience import eventually
@@ -615,3 +617,29 @@ def test_idle_conversations_end(
         of_openai(port).chat.completions.create(model="private", messages=said("c"))
         assert eventually(lambda: talks[-1].is_over)
         assert eventually(lambda: b'"conversations":0' in asked(port, "GET", "/health")[2])
+
+
+def test_a_chat_begun_for_nobody_ends(
+    fake: Fake, talks: list[Talk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop ends, as after a second Ctrl-C, while a chat is being begun, or answers."""
+    begins, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Talk):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            begins.set()
+            assert goes_on.wait(20)
+            super().__init__(*args, **named)
+
+    monkeypatch.setattr(kept, "Conversation", Slow)
+    requests = Requests(fake, 1, 1)  # type: ignore[arg-type]
+
+    async def ask_and_leave() -> None:
+        requests.begin(Asked("private", [Message("user", "a")], CompletionOptions(), False))
+        await asyncio.to_thread(begins.wait, 20)
+        threading.Timer(0.2, goes_on.set).start()
+
+    asyncio.run(ask_and_leave())  # which cancels what runs, and waits for its threads
+    requests.abandon()
+    assert eventually(lambda: not any(t.name == "conversation" for t in threading.enumerate()))
+    assert len(talks) == 1 and not talks[0].turns
