@@ -30,7 +30,7 @@ class _Here(threading.local):
 
     phase = "offline"
     inside = 0.0  # seconds of the current phase spent in phases inside it
-    beside = False  # whether another thread is what the session waits for
+    beside = False  # whether nobody waits for what this thread does
 
 
 @dataclass
@@ -75,12 +75,17 @@ class Meter:
 
     @contextmanager
     def beside(self, phase: str) -> Iterator[None]:
-        """Record everything inside as part of `phase`, in a thread that works beside the one that
-        the session waits for: its wall time is no time of the session's.
+        """Record everything inside as part of `phase`, while nobody waits for it: in a thread
+        beside the session's own, or before the client has anything to say. Its wall time is no time
+        of the session's.
         """
-        self._here.beside = True
-        with self.in_phase(phase):
-            yield
+        here = self._here
+        before, here.beside = here.beside, True
+        try:
+            with self.in_phase(phase):
+                yield
+        finally:
+            here.beside = before
 
     def traffic(self, *phases: str) -> Traffic:
         """Return the sum of traffic over `phases` (all of them when none is named)."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from spu_llm.compiler.demand import CorrelationRequest, Demand
 from spu_llm.core.correlation import Correlation, Correlations
@@ -76,6 +77,19 @@ class Supply:
                     batch = self.pool.make(kind)
                     made += batch.label.units
                     yield partial(self.pool.add, batch)
+
+    def make_batch(self, demand: Demand) -> int:
+        """Make one batch of what `demand` asks for and is not there; return how many are lacking
+        after it.
+        """
+        lacking = self.lacking(demand)
+        for add in islice(self.produce(lacking), 1):
+            add()
+        return self.batches_lacking(demand)
+
+    def batches_lacking(self, demand: Demand) -> int:
+        """Return how many batches make what `demand` asks for and is not there."""
+        return schedule.batches(schedule.lacking(demand.correlations.values(), self.available))
 
     def prepare(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> None:
         """Make units until `units` are there; `fixed`: the provider's array, if there is one and at

@@ -1,7 +1,8 @@
 """The program behind `chat`: a conversation, this party's side.
 
-The client's user says `turn` (token ids), `stop` (the answer that is being written) and `end`; the
-worker says `answer` after each.
+The client's user says `turn` (token ids), `stop` (the answer that is being written), `make`
+(whether now is a time to make something for the next turn) and `end`; the worker says `answer`
+after each, and `stock`, how far correlated randomness for the next one goes.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from spu_llm.core.errors import InputError
 from spu_llm.core.meter import Entry
+from spu_llm.core.settings import OWN
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
+from spu_llm.systems.decoding.ahead import Ahead
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.completion import (
@@ -35,6 +39,7 @@ class User:
         self._hear = hear
         self._turns: list[list[int]] = []
         self._ended = self._stopped = False
+        self.may_make = True
         self._silent_since = time.monotonic()
 
     def interrupted(self) -> bool:
@@ -65,6 +70,7 @@ class User:
             return False
         self._turns += [said["turn"]] if "turn" in said else []
         self._stopped |= "stop" in said
+        self.may_make = said.get("make", self.may_make)
         self._ended |= "end" in said
         return True
 
@@ -85,13 +91,22 @@ def run(
         side.interrupted = user.interrupted
         turns = Turns(side, user.next_tokens)
     provider = None if turns is not None else provider_stream(job.provider)
+    ahead = None
+    if job.request.begins_later:
+        if job.backend != OWN:
+            raise InputError("SPU's own functions take nothing that is made ahead")
+        ahead = Ahead(session, decoder, job.request)
+        if turns is not None:
+            ahead.on_stock = lambda steps, lacking: send("stock", steps=steps, lacking=lacking)
+            ahead.may_make = lambda: user.may_make
 
     def on_step(report: Report) -> None:
         send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
 
-    send("stage", name=f"prefilling {job.request.prompt_tokens} tokens")
+    if not job.request.begins_later:
+        send("stage", name=f"prefilling {job.request.prompt_tokens} tokens")
     told = 0  # of the meter's entries
-    for report in converse(session, completion, decoder, turns, provider, on_step):
+    for report in converse(session, completion, decoder, turns, provider, on_step, ahead):
         entries = session.meter.entries[told:]
         told = len(session.meter.entries)
         if turns is not None:

@@ -10,6 +10,8 @@ from spu_llm.systems.decoding.request import Request
 
 # Rows of rejected drafts, before the block is packed again, as of a completion.
 _SPARE_ROWS = 160
+# What a client may have a provider make for a turn that may never come.
+MOST_TURN_ROWS, MOST_AHEAD_STEPS = 512, 256
 
 
 @dataclass(frozen=True)
@@ -17,15 +19,33 @@ class ChatRequest(Request):
     """What both parties know of a conversation before it starts. `prompt_tokens` counts its first
     turn, `max_new_tokens` limits each answer, and `conversation_tokens` limits all turns and
     answers together.
+
+    With `turn_rows` the session is opened before its first turn, whose tokens are not counted here.
+    Then every turn takes so many rows of a forward, or a multiple, the first of which may hold no
+    text; and while the client has nothing to say, both parties make what such a turn and
+    `ahead_steps` steps of its answer take.
     """
 
     conversation_tokens: int = field(kw_only=True)
+    turn_rows: int = field(default=0, kw_only=True)
+    ahead_steps: int = field(default=0, kw_only=True)
+
+    @property
+    def begins_later(self) -> bool:
+        return self.turn_rows > 0
+
+    def rows_of_turn(self, tokens: int) -> int:
+        """Return how many rows a turn of so many tokens takes, what of the text before goes into
+        its forward included.
+        """
+        return tokens if not self.turn_rows else -(-tokens // self.turn_rows) * self.turn_rows
 
     @property
     def told(self) -> str:
+        tokens = f", rounded up to multiples of {self.turn_rows}" if self.turn_rows else ""
         return (
             "temperature, top-k, top-p and token limits; when turns come, how many tokens each "
-            "has, and the number of each answer's steps"
+            f"has{tokens}, and the number of each answer's steps"
         )
 
     def live_rows(self, config: ModelConfig) -> int:
@@ -55,12 +75,24 @@ class ChatRequest(Request):
 
     def check_options(self) -> None:
         super().check_options()
+        if self.turn_rows or self.ahead_steps:
+            self._check_ahead()
         if self.candidates > 1 or self.show_progress:
             raise InputError("a conversation has no --candidates and no --show-progress")
         if self.draft_length and not self.hide_progress:
             raise InputError(
                 f"--verify {self.verify} shows which drafts stay, which a conversation does not"
             )
+
+    def _check_ahead(self) -> None:
+        if not 1 <= self.turn_rows <= MOST_TURN_ROWS:
+            raise InputError(f"a turn is prepared for 1 to {MOST_TURN_ROWS} tokens")
+        if not 0 <= self.ahead_steps <= MOST_AHEAD_STEPS:
+            raise InputError(f"an answer is prepared for {MOST_AHEAD_STEPS} steps at most")
+        if self.prompt_tokens:
+            raise InputError("a conversation whose turns are prepared has no prompt of its own")
+        if not self.hide_progress:
+            raise InputError("turns are prepared where drafts are hidden; leave --standard out")
 
     def _most_written(self, config: ModelConfig) -> int:
         return self.live_rows(config) * self.step_rows

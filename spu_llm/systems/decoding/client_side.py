@@ -139,11 +139,13 @@ class ClientSide:
         """
         return np.arange(count) < self._gained
 
-    def turn_input(self, count: int) -> Any:
-        """Return the input of the secure forward that begins a later turn, one lane: the prompt's
-        last `count` tokens.
+    def turn_input(self, count: int, empty: int = 0) -> Any:
+        """Return the input of the secure forward that begins a later turn, one lane of `count`: the
+        prompt's last tokens, after `empty` copies of the first of them, whose rows hold no text: so
+        nothing is computed that the text would not have.
         """
-        return [self.prompt[-count:]]
+        text = self.prompt[empty - count :]
+        return [[text[0]] * empty + text]
 
     @property
     def _next(self) -> list[int]:

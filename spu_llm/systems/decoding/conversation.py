@@ -2,7 +2,8 @@
 has its own tokens alone.
 
 What comes between two turns is the client's to say: `announce_turn` opens how many rows the next
-one has, that there is none yet, or that there will be none.
+one has, that there is none yet, that both parties make something for it meanwhile (`ahead`), or
+that there will be none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.session import Session
+from spu_llm.systems.decoding.ahead import Ahead
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained, VerificationResult
@@ -28,7 +30,7 @@ from spu_llm.systems.decoding.generate import Completion, Report, answer, declar
 # How long a conversation is kept while nobody says anything, and how often the client says so.
 IDLE_S = 600.0
 STILL_S = 10.0
-_END, _STILL = -1, 0
+_END, _STILL, _MAKE = -1, 0, -2
 
 
 @dataclass
@@ -63,14 +65,21 @@ class Turns:
     side: ClientSide
     next_tokens: Callable[[float], list[int] | None]
 
-    def announced(self, steps: int, hidden: bool, room: int) -> list[int]:
+    empty: int = 0  # rows of the next turn, the first ones, that hold no text
+
+    def announced(
+        self, steps: int, request: ChatRequest, room: int, ahead: Ahead | None
+    ) -> list[int]:
         """Return what the next announcement says, int32 [1], and have that turn begun."""
-        tokens = self.next_tokens(STILL_S)
+        makes = ahead is not None and ahead.lacking > 0 and ahead.may_make()
+        tokens = self.next_tokens(0.0 if makes else STILL_S)
         if not tokens:
-            return [_END if tokens is None else _STILL]
-        rows = self.side.uncached(steps, hidden) + len(tokens)
+            return [_END if tokens is None else _MAKE if makes else _STILL]
+        filled = self.side.uncached(steps, request.hide_progress) + len(tokens)
+        rows = request.rows_of_turn(filled)
         if rows >= room:
             return [_END]
+        self.empty = rows - filled
         self.side = self.side.next_turn(tokens)
         self.side.follow()
         return [rows]
@@ -83,10 +92,11 @@ def converse(
     client: Turns | None,
     provider: Prg | None,
     on_step: Callable[[Report], None] = lambda report: None,
+    ahead: Ahead | None = None,
 ) -> Iterator[Report]:
     """Answer turn after turn, a report each, until the client has no other; `client` and `provider`
-    are what each party alone has, as for `generate`. WireError for a client that does not keep to
-    what was agreed.
+    are what each party alone has, as for `generate`; `ahead` makes what turns take before they
+    come. WireError for a client that does not keep to what was agreed.
     """
     request, layout = completion.request, completion.layout
     assert isinstance(request, ChatRequest)
@@ -98,15 +108,25 @@ def converse(
         return decoder.prefill(prompt, inputs, then)
 
     def extend(inputs: JudgeInputs, then: int | None) -> VerificationResult:
-        turn = rows_of_client(session, completion, _side(client), rows, ClientSide.turn_input, rows)
-        return decoder.extend(turn, inputs, retained, then)
+        empty = session.local(CLIENT, lambda: _turns(client).empty)
+        turn = rows_of_client(
+            session, completion, _side(client), rows, ClientSide.turn_input, rows, empty
+        )
+        return decoder.extend(turn, inputs, retained, then, empty)
 
+    room, rows, begin = Room(layout.live_rows), request.prompt_tokens, prefill
+    retained: Retained = None
+    if request.begins_later:
+        decoder.open()
+        begin = extend
+        rows = _next_rows(session, client, 0, request, room.most, ahead)
+        if rows < 0:
+            return
+        completion = _limited(completion, request, room, rows)
     if hidden:
         session.local(
             CLIENT, ClientSide.keep_time, _side(client), request.draft_length, completion.limit
         )
-    room, rows, begin = Room(layout.live_rows), request.prompt_tokens, prefill
-    retained: Retained = None
     while True:
         report, retained = answer(
             session, completion, decoder, _side(client), provider, begin, on_step
@@ -116,13 +136,26 @@ def converse(
         if hidden:
             retained = _retained(client, count)
         yield report
-        rows = _next_rows(session, client, report.steps, hidden, room.most - room.taken)
+        left = room.most - room.taken
+        rows = _next_rows(session, client, report.steps, request, left, ahead)
         if rows < 0:
             return
-        limit = room.limit(rows, request.max_new_tokens)
-        if not limit:
-            raise WireError(f"the client's turn of {rows} rows does not fit the conversation")
-        completion, begin = replace(completion, limit=limit), extend
+        completion, begin = _limited(completion, request, room, rows), extend
+
+
+def _limited(completion: Completion, request: ChatRequest, room: Room, rows: int) -> Completion:
+    """Return a completion with the limit that an answer to a turn of so many rows has. WireError
+    where there is no room for one.
+    """
+    limit = room.limit(rows, request.max_new_tokens)
+    if not limit or rows % max(1, request.turn_rows):
+        raise WireError(f"the client's turn of {rows} rows does not fit the conversation")
+    return replace(completion, limit=limit)
+
+
+def _turns(client: Turns | None) -> Turns:
+    assert client is not None
+    return client
 
 
 def _side(client: Turns | None) -> ClientSide | None:
@@ -136,16 +169,29 @@ def _retained(client: Turns | None, count: int) -> Retained:
     return None if client is None else client.side.retained(count)[None]
 
 
-def _next_rows(session: Session, client: Turns | None, steps: int, hidden: bool, room: int) -> int:
-    """Wait for the client's next turn; return how many rows it has, or -1 if there is none. Raise
-    WireError when the client has nothing to say for too long.
+def _next_rows(
+    session: Session,
+    client: Turns | None,
+    steps: int,
+    request: ChatRequest,
+    room: int,
+    ahead: Ahead | None,
+) -> int:
+    """Wait for the client's next turn, and make what it takes meanwhile; return how many rows it
+    has, or -1 if there is none. Raise WireError when the client has nothing to say for too long.
     """
     began = time.monotonic()
+    if ahead is not None:
+        ahead.expect()
     while True:
-        said = session.private(CLIENT, Turns.announced, (1,), np.int32, client, steps, hidden, room)
+        said = session.private(
+            CLIENT, Turns.announced, (1,), np.int32, client, steps, request, room, ahead
+        )
         heard = session.get(session.call(announce_turn, said))
         assert heard is not None
-        if (rows := int(heard[0])) != _STILL:
+        if (rows := int(heard[0])) == _MAKE and ahead is not None and ahead.lacking:
+            ahead.make_batch()
+        elif rows != _STILL:
             if rows < _END:
                 raise WireError(f"the client announces a turn of {rows} rows")
             return rows

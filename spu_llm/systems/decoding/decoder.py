@@ -20,6 +20,7 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import PeerError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, public
+from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.decoding.judges import Judge, RowsJudge
 from spu_llm.systems.decoding.secure_model import build, lengthen, pack
@@ -97,6 +98,13 @@ class Decoder:
             0, then, self._programs.prefill, prompts, *inputs, self._prefix, self._hidden
         )
 
+    def open(self) -> None:
+        """Begin without prompts: `extend` comes first."""
+        self._public = self._of_both(self._session.call)
+        self._check_public()
+        zero = self._session.private(PROVIDER, lambda: np.float32(0), (), np.float32)
+        self._shared = self._call(self._programs.empty, zero, self._prefix)
+
     def step(
         self, tokens: Any, inputs: JudgeInputs, retained: Retained, then: int | None = None
     ) -> VerificationResult:
@@ -112,21 +120,42 @@ class Decoder:
         return judged
 
     def extend(
-        self, tokens: Any, inputs: JudgeInputs, retained: Retained, then: int | None = None
+        self,
+        tokens: Any,
+        inputs: JudgeInputs,
+        retained: Retained,
+        then: int | None = None,
+        empty: int | None = 0,
     ) -> VerificationResult:
         """Write text that follows what the lanes retain of the last step: `tokens`, the client's n
-        rows as `SessionShape.rows_in` has them, all of which stay; their last row is judged.
-        `retained`, `then`: as for `step`.
+        rows as `SessionShape.rows_in` has them; their last row is judged. `empty`: how many of the
+        first ones hold no text, which only the client may know where progress is hidden; all others
+        stay. `retained`, `then`: as for `step`.
         """
         if self._layout.branches > 1:
             raise ValueError("a text that has several continuations does not go on as one")
-        self.demand = Demand()
+        self.demand, lanes = Demand(), self._layout.lanes
         self._retain(retained)
         count = tokens.shape[1]
-        judged = self._after(count, then, self._programs.extend, tokens, inputs)
+        judged = self._after(count, then, self._programs.extend, tokens, inputs, empty)
         self._last_count = count
-        self._retain(np.ones((self._layout.lanes, count), bool))
+        holds = None if empty is None else np.tile(np.arange(count) >= empty, (lanes, 1))
+        self._retain(holds)
         return judged
+
+    def rehearse(self, dry: DrySession, rows: int, count: int, steps: int) -> list[Demand]:
+        """Go dry through an `extend` of `rows` rows and so many steps of `count` rows after what
+        there is; return the demand of each.
+        """
+        twin = copy.copy(self)
+        twin._session, twin._rows = dry, copy.copy(self._rows)
+        layout = self._layout
+        twin.extend(layout.rows_in(rows), self.judge_shapes(1), None, empty=None)
+        demands = [dry.demand()]
+        for _ in range(steps):
+            twin.step(layout.rows_in(count), self.judge_shapes(count), None)
+            demands.append(dry.demand())
+        return demands
 
     def prepare(self, counts: Sequence[int]) -> None:
         """Compile all that may be called, for steps of so many rows of every lane, and agree on it
@@ -254,14 +283,14 @@ class Decoder:
         """Return how many own rows the shared block has, the prefix's not counted."""
         return int(self._shared.positions) - self._layout.inside
 
-    def _place(self, count: int) -> Place:
+    def _place(self, count: int, empty: int | None) -> Place:
         capacity, context = self._capacity, self._layout.config.context
         context -= self._layout.prefix
         if not self._layout.hidden:
             return Place(*map(public, self._rows.place(count, capacity, context)))
         shapes = _place_shapes(self._layout, count, capacity)
         placed = private_tree(
-            self._session, CLIENT, self._rows.place, shapes, count, capacity, context
+            self._session, CLIENT, self._rows.place, shapes, count, capacity, context, empty
         )
         return Place(*placed)
 
@@ -272,10 +301,13 @@ class Decoder:
         function: SecureFunction,
         tokens: Any,
         inputs: JudgeInputs,
+        empty: int | None = 0,
     ) -> VerificationResult:
-        """Run a forward whose `count` rows are written after the rows that there are."""
+        """Run a forward whose `count` rows are written after the rows that there are, the first
+        `empty` of them without text.
+        """
         self._make_room(count)
-        place = self._place(count)
+        place = self._place(count, empty)
         at = public(np.int32(self._written))
         return self._forward(
             count,

@@ -55,6 +55,11 @@ class GenerationRequest:
         return self.draft_length > 0 and not self.show_progress
 
     @property
+    def begins_later(self) -> bool:
+        """Return whether a session is there before its first text; then `prompt_tokens` is 0."""
+        return False
+
+    @property
     def candidates(self) -> int:
         """Return how many continuations a step verifies side by side; the client chooses one."""
         return 1
@@ -126,7 +131,7 @@ class GenerationRequest:
 
     def check_options(self) -> None:
         """Raise InputError when no model could serve the request."""
-        if self.prompt_tokens < 1:
+        if self.prompt_tokens < 1 and not self.begins_later:
             raise InputError("the prompt is empty; give at least one character of text")
         if len(self.public_prefix) > MAX_PREFIX_TOKENS:
             raise InputError(

@@ -44,6 +44,8 @@ class SecureModel(NamedTuple):
         (`protocols.arithmetic.known_rows`); few rows go into the shared block, as shares of which
         the client's are zero. tokens: int32, of all rows; hidden: int32, of the first m, HIDDEN
         where they hold no text.
+    empty(zero [], prefix)
+        -> a shared block without rows of its own: the provider's zeros, and its prefix's rows.
     public(weights)
         -> those weights by name that both parties know where progress is hidden
         (`Family.public`), which it opens.
@@ -59,6 +61,7 @@ class SecureModel(NamedTuple):
     """
 
     prefix: SecureFunction
+    empty: SecureFunction
     public: SecureFunction
     prefill: SecureFunction
     decode: SecureFunction
@@ -121,6 +124,15 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
             return None
         return Prefix(None if layout.inside else prefix, layout.prefix, hidden)
 
+    def empty(prefix: Block | None) -> Block:
+        cache = part.held(config).empty_cache(layout.inside + layout.sizes[0], layout.lanes)
+        return begun(cache, prefix) if prefix is not None and layout.inside else cache
+
+    def of_provider(zero: Array, prefix: Block | None) -> Block:
+        # What is public stands in for no share.
+        block: Block = jax.tree.map(lambda rows: rows + zero, empty(prefix))
+        return block
+
     def prefill(
         weights: Any,
         given: Array,
@@ -133,9 +145,7 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
         # Padding comes last, so that no row of the text sees it.
         visible = jnp.broadcast_to(see(0, n, capacity), (lanes, n, capacity))
         positions = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (lanes, n))
-        cache = part.held(config).empty_cache(layout.inside + capacity, lanes)
-        if prefix is not None and layout.inside:
-            cache = begun(cache, prefix)
+        cache = empty(prefix)
         at, before = Rows(positions, visible, 0), after(prefix, hidden)
         ends = part.prompt_ends(layout.begun)
         rows, shared, outside = part.forward(layout, weights, given, at, cache, before, ends)
@@ -207,6 +217,7 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
     function = functools.partial(SecureFunction, backend=layout.backend)
     return SecureModel(
         function(prefix, (P, P, P), "prefix"),
+        function(of_provider, (P, P), "empty block"),
         function(public, (P,), "public weights"),
         function(prefill, (P, C, C, P, P, P), "prefill"),
         function(decode, (P, C, placed, C, P, J, X, P, P, X), "decode"),

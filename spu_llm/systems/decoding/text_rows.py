@@ -26,14 +26,20 @@ class TextRows:
         """Return how many rows are written before a step's."""
         return int(self._text.shape[1])
 
-    def place(self, count: int, capacity: int, context: int) -> tuple[np.ndarray, np.ndarray]:
+    def place(
+        self, count: int, capacity: int, context: int, empty: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return where `count` further rows of every lane stand, a `tree`: their positions in the
         text (int32 [lane, count], at most context - 1), and what each sees of a cache of `capacity`
-        rows (bool [lane, count, capacity]).
+        rows (bool [lane, count, capacity]). The first `empty` rows, of a chain, hold no text: they
+        stand where the first row of the text does and see what it sees, and nothing sees them.
         """
         lanes, written = self._text.shape
         lengths = self._text.sum(axis=1, dtype=np.int32)
         after, seen = tree(count, self._branches)
+        if empty:
+            after = np.maximum(after - empty, 0)
+            seen[:, :empty] = np.eye(count, empty, dtype=bool)
         positions = lengths[:, None] + after
         visible = np.zeros((lanes, count, capacity), bool)
         visible[:, :, :written] = self._text[:, None]

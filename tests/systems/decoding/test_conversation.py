@@ -24,6 +24,7 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import request as requests
+from spu_llm.systems.decoding.ahead import Ahead
 from spu_llm.systems.decoding.cadence import Cadence
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.client_side import ClientSide
@@ -205,6 +206,116 @@ def _converse_as_in_plaintext(tokenizer: Tokenizer, simulation: Simulation, back
     assert labels.count("rows of the next turn") == 2 * len(later) + 1
     of_ranges = {"whether activations left their ranges"} if backend == OWN else set()
     assert set(labels) == {"rows of the next turn", "end of text"} | of_ranges
+
+
+READY: Any = {"turn_rows": 4, "ahead_steps": 2}
+
+
+def ready(new: int = 5, **options: Any) -> ChatRequest:
+    return replace(asked(3, new, 120, **options), prompt_tokens=0, **READY)
+
+
+def test_turns_of_standard_sizes_give_the_same_answers(tokenizer: Tokenizer) -> None:
+    """The first turn comes like the others, each after rows that hold no text."""
+    turns = [[40, 41, 42], *LATER, [50] * 9]
+    expected, text = expected_of(turns, set())
+    completion = Completion.of(PRIVATE, ready())
+    talk = turns_of(tokenizer, completion, turns)
+    talk.side = replace(talk.side, prompt=[])
+    answers, empty = [], []
+
+    def seen(side: ClientSide) -> None:
+        answers.append(side.tokens)
+        empty.append(talk.empty)
+
+    conversed(PlaintextSession(), completion, talk, PARAMS, seen)
+    assert answers == expected and [*talk.side.prompt, *talk.side.tokens] == text
+    # Three tokens; four, two and ten with the answer's last one.
+    assert empty == [1, 0, 2, 2]
+
+
+def test_what_a_turn_takes_is_made_before_it(
+    tokenizer: Tokenizer, own_simulation: Simulation
+) -> None:
+    """While the client says nothing, unless it says that now is no time for it; the answers are
+    those in plaintext, and nothing is made while somebody waits for one.
+    """
+    request, said_turns = ready(new=3), [[40, 41, 42], [60, 61, 62]]
+    plain = turns_of(tokenizer, Completion.of(PRIVATE, request), said_turns)
+    plain.side = replace(plain.side, prompt=[])
+    expected: list[list[int]] = []
+    conversed(
+        PlaintextSession(),
+        Completion.of(PRIVATE, request),
+        plain,
+        PARAMS,
+        lambda side: expected.append(side.tokens),
+    )
+
+    class Waiting:
+        """Says each turn once all is made for it."""
+
+        def __init__(self) -> None:
+            self.turns, self.looks = list(said_turns), 0
+            self.stock: list[tuple[int | None, int]] = []
+
+        def on_stock(self, steps: int | None, lacking: int) -> None:
+            self.stock.append((steps, lacking))
+
+        def may_make(self) -> bool:
+            self.looks += 1
+            return self.looks > 2
+
+        def __call__(self, seconds: float) -> list[int] | None:
+            if not self.turns:
+                return None
+            return self.turns.pop(0) if self.stock[-1][1] == 0 else []
+
+    def program(session: PartySession) -> Any:
+        completion, said = Completion.of(PRIVATE, request), Waiting()
+        turns = session.local(CLIENT, turns_of, tokenizer, completion, [])
+        if turns is not None:
+            turns.next_tokens, turns.side = said, replace(turns.side, prompt=[])
+        params = None if session.rank == CLIENT else PARAMS
+        decoder = completion.decoder(session, share_weights(session, PRIVATE, params))
+        ahead = Ahead(session, decoder, request, said.on_stock, said.may_make)
+        mark, answers = len(session.meter.entries), []
+        joint = Prg.from_seed(8, "joint randomness")
+        for _ in converse(session, completion, decoder, turns, joint, ahead=ahead):
+            answers.append(turns.side.tokens if turns is not None else [])
+        made = [e for e in session.meter.entries[mark:] if e.kind == "pool"]
+        return answers, said.stock, made
+
+    (answers, stock, made), (_, theirs, _) = own_simulation.run(program)
+    assert answers == expected
+    assert stock == theirs and stock.count((2, 0)) >= 2
+    assert made and all(entry.beside for entry in made)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"turn_rows": 0}, "1 to 512 tokens"),
+        ({"turn_rows": 513}, "1 to 512 tokens"),
+        ({"ahead_steps": 257}, "256 steps"),
+        ({"prompt_tokens": 3}, "no prompt of its own"),
+        ({"draft_length": 0}, "leave --standard out"),
+    ],
+)
+def test_what_cannot_be_made_ahead_is_refused(options: dict[str, Any], words: str) -> None:
+    ready().check_options()
+    with pytest.raises(InputError, match=words):
+        replace(ready(), **options).check_options()
+
+
+def test_a_turn_of_another_size_is_refused(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    completion = Completion.of(PRIVATE, ready())
+    turns = turns_of(tokenizer, completion, [])
+    monkeypatch.setattr(Turns, "announced", lambda *args: [3])
+    with pytest.raises(WireError, match="turn of 3 rows"):
+        conversed(PlaintextSession(), completion, turns, PARAMS, lambda side: None)
 
 
 def test_an_answer_may_be_interrupted(tokenizer: Tokenizer) -> None:
