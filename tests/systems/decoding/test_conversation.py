@@ -295,7 +295,7 @@ def test_what_a_turn_takes_is_made_before_it(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"turn_rows": 0}, "1 to 512 tokens"),
+        ({"turn_rows": 0}, "prompt is empty"),
         ({"turn_rows": 513}, "1 to 512 tokens"),
         ({"ahead_steps": 257}, "256 steps"),
         ({"prompt_tokens": 3}, "no prompt of its own"),
