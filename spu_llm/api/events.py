@@ -84,6 +84,17 @@ class Round(Event):
 
 
 @dataclass(frozen=True)
+class Stock(Event):
+    """While nobody says anything in a conversation that was opened ahead: the next turn has all
+    that it takes, and so many steps of its answer (None: not even the turn); so many batches are
+    still to be made.
+    """
+
+    steps: int | None
+    lacking: int
+
+
+@dataclass(frozen=True)
 class Learned(Event):
     """What each party learned in a session of a conversation, which has ended."""
 
@@ -117,4 +128,6 @@ def event_of(said: dict[str, Any], relay: Relay) -> Event | None:
             return Token(said["tokens"], wire_bytes=wire_bytes)
         case "round":
             return Round(said["done"], said["rounds"], said["loss"], wire_bytes=wire_bytes)
+        case "stock":
+            return Stock(said["steps"], said["lacking"], wire_bytes=wire_bytes)
     return None

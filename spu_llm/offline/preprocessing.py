@@ -79,12 +79,12 @@ class Preprocessing:
         self.settle()
         self._supply.make(demand, self._on_batch)
 
-    def make_batch(self, demand: Demand) -> int:
-        """Make one batch of what `demand` asks for and is not there, at the same time as the peer;
-        return how many are lacking after it.
+    def make_batch(self, demand: Demand) -> None:
+        """Make one batch of what `demand` asks for and is not there, at the same time as the
+        peer.
         """
         self.settle()
-        return self._supply.make_batch(demand)
+        self._supply.make_batch(demand)
 
     def lacking(self, demand: Demand) -> int:
         """Return how many batches would make what `demand` asks for and is not there."""

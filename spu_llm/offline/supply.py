@@ -78,14 +78,10 @@ class Supply:
                     made += batch.label.units
                     yield partial(self.pool.add, batch)
 
-    def make_batch(self, demand: Demand) -> int:
-        """Make one batch of what `demand` asks for and is not there; return how many are lacking
-        after it.
-        """
-        lacking = self.lacking(demand)
-        for add in islice(self.produce(lacking), 1):
+    def make_batch(self, demand: Demand) -> None:
+        """Make one batch of what `demand` asks for and is not there."""
+        for add in islice(self.produce(self.lacking(demand)), 1):
             add()
-        return self.batches_lacking(demand)
 
     def batches_lacking(self, demand: Demand) -> int:
         """Return how many batches make what `demand` asks for and is not there."""

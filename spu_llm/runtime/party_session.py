@@ -256,12 +256,10 @@ class PartySession:
         with self.meter.in_phase("offline"):
             self.preprocessing.make(demand)
 
-    def make_batch(self, demand: Demand) -> int:
-        """Make one batch of what is lacking of `demand`, while nobody waits for it; return how many
-        are lacking after it.
-        """
+    def make_batch(self, demand: Demand) -> None:
+        """Make one batch of what is lacking of `demand`, while nobody waits for it."""
         with self.meter.beside("offline"):
-            return self.preprocessing.make_batch(demand)
+            self.preprocessing.make_batch(demand)
 
     @contextmanager
     def supplied_by(self, source: Source) -> Iterator[None]:

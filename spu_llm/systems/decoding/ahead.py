@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from spu_llm.compiler.demand import Demand
 from spu_llm.runtime.party_session import PartySession
@@ -28,37 +29,40 @@ class Ahead:
     request: ChatRequest
     on_stock: OnStock = lambda steps, lacking: None
     may_make: Callable[[], bool] = lambda: True
+    expected: bool = field(default=False, init=False)  # whether it is known what the turn takes
     lacking: int = field(default=0, init=False)  # batches, which both parties know
-    _course: list[Demand] = field(default_factory=list, init=False)
+    _totals: list[Demand] = field(default_factory=list, init=False)  # a turn's, with each step's
+
+    def begin(self) -> None:
+        """Begin to wait for a turn: what it takes is found once it is not there yet."""
+        self.expected, self.lacking = False, 0
 
     def expect(self) -> None:
         """Find what a turn takes that comes next, and its answer."""
+        self.expected = True
         request, decoder = self.request, self.decoder
-        self._course = decoder.rehearse(
+        course = decoder.rehearse(
             self.session.dry(), request.turn_rows, request.step_rows, request.ahead_steps
         )
-        self.session.set_up(self._whole)
-        self.lacking = self.session.preprocessing.lacking(self._whole)
-        self._tell()
+        self._totals = list(accumulate(course))
+        self.session.set_up(self._totals[-1])
+        self._look()
 
     def make_batch(self) -> None:
-        """Make a batch of what is lacking, at the same time as the peer."""
-        self.lacking = self.session.make_batch(self._whole)
-        self._tell()
+        """Make a batch of what is lacking, of the turn's first, at the same time as the peer."""
+        self.session.make_batch(self._totals[self._covered()])
+        self._look()
 
-    @property
-    def _whole(self) -> Demand:
-        return sum(self._course, Demand())
+    def _look(self) -> None:
+        covered = self._covered()
+        self.lacking = self._lacking(self._totals[-1])
+        self.on_stock(covered - 1 if covered else None, self.lacking)
 
-    def _tell(self) -> None:
-        self.on_stock(self._steps_covered(), self.lacking)
+    def _covered(self) -> int:
+        """Return how many of turn and steps, from the first on, have all that they take."""
+        return next(
+            (i for i, total in enumerate(self._totals) if self._lacking(total)), len(self._totals)
+        )
 
-    def _steps_covered(self) -> int | None:
-        """Return how many steps have all that they take, after a turn; None where it has not."""
-        covered, total = -1, Demand()
-        for demand in self._course:
-            total += demand
-            if self.session.preprocessing.lacking(total):
-                break
-            covered += 1
-        return covered if covered >= 0 else None
+    def _lacking(self, demand: Demand) -> int:
+        return self.session.preprocessing.lacking(demand)

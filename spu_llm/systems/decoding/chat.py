@@ -2,7 +2,8 @@
 
 The client's user says `turn` (token ids), `stop` (the answer that is being written), `make`
 (whether now is a time to make something for the next turn) and `end`; the worker says `answer`
-after each, and `stock`, how far correlated randomness for the next one goes.
+after each, `open` before the first one where that comes later, and `stock`, how far correlated
+randomness for the next one goes.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def run(
     def on_step(report: Report) -> None:
         send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
 
-    if not job.request.begins_later:
+    if job.request.begins_later:
+        send("open")
+    else:
         send("stage", name=f"prefilling {job.request.prompt_tokens} tokens")
     told = 0  # of the meter's entries
     for report in converse(session, completion, decoder, turns, provider, on_step, ahead):

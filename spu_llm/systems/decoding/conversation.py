@@ -72,7 +72,8 @@ class Turns:
     ) -> list[int]:
         """Return what the next announcement says, int32 [1], and have that turn begun."""
         makes = ahead is not None and ahead.lacking > 0 and ahead.may_make()
-        tokens = self.next_tokens(0.0 if makes else STILL_S)
+        at_once = makes or (ahead is not None and not ahead.expected)
+        tokens = self.next_tokens(0.0 if at_once else STILL_S)
         if not tokens:
             return [_END if tokens is None else _MAKE if makes else _STILL]
         filled = self.side.uncached(steps, request.hide_progress) + len(tokens)
@@ -108,7 +109,7 @@ def converse(
         return decoder.prefill(prompt, inputs, then)
 
     def extend(inputs: JudgeInputs, then: int | None) -> VerificationResult:
-        empty = session.local(CLIENT, lambda: _turns(client).empty)
+        empty = session.local(CLIENT, lambda: _turns(client).empty) if hidden else 0
         turn = rows_of_client(
             session, completion, _side(client), rows, ClientSide.turn_input, rows, empty
         )
@@ -182,14 +183,17 @@ def _next_rows(
     """
     began = time.monotonic()
     if ahead is not None:
-        ahead.expect()
+        ahead.begin()
     while True:
         said = session.private(
             CLIENT, Turns.announced, (1,), np.int32, client, steps, request, room, ahead
         )
         heard = session.get(session.call(announce_turn, said))
         assert heard is not None
-        if (rows := int(heard[0])) == _MAKE and ahead is not None and ahead.lacking:
+        rows = int(heard[0])
+        if rows == _STILL and ahead is not None and not ahead.expected:
+            ahead.expect()
+        elif rows == _MAKE and ahead is not None and ahead.lacking:
             ahead.make_batch()
         elif rows != _STILL:
             if rows < _END:

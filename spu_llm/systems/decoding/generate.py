@@ -295,7 +295,8 @@ def declare(session: Session, completion: Completion) -> None:
     name = f"functionality {completion.judge.name}"
     session.ledger.declare(CLIENT, f"{name}: {functionality.client}")
     session.ledger.declare(PROVIDER, f"{name}: {functionality.provider}")
-    session.ledger.declare(PROVIDER, f"prompt length: {request.prompt_tokens} tokens")
+    if not request.begins_later:
+        session.ledger.declare(PROVIDER, f"prompt length: {request.prompt_tokens} tokens")
     session.ledger.declare(PROVIDER, f"draft length: {request.draft_length}")
     if request.candidates > 1:
         session.ledger.declare(PROVIDER, f"number of candidates: {request.candidates}")

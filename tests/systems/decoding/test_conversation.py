@@ -258,9 +258,11 @@ def test_what_a_turn_takes_is_made_before_it(
         def __init__(self) -> None:
             self.turns, self.looks = list(said_turns), 0
             self.stock: list[tuple[int | None, int]] = []
+            self.lacking = -1
 
         def on_stock(self, steps: int | None, lacking: int) -> None:
             self.stock.append((steps, lacking))
+            self.lacking = lacking
 
         def may_make(self) -> bool:
             self.looks += 1
@@ -269,7 +271,10 @@ def test_what_a_turn_takes_is_made_before_it(
         def __call__(self, seconds: float) -> list[int] | None:
             if not self.turns:
                 return None
-            return self.turns.pop(0) if self.stock[-1][1] == 0 else []
+            if self.lacking != 0:
+                return []
+            self.lacking = -1
+            return self.turns.pop(0)
 
     def program(session: PartySession) -> Any:
         completion, said = Completion.of(PRIVATE, request), Waiting()
