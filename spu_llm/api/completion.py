@@ -205,8 +205,6 @@ def _completion(
 ) -> Completion:
     result, inputs = outcome.result, call.inputs
     report, seconds = result["report"], result["seconds"]
-    online = ("prefill", "decode")
-    phases = {"offline": ["offline"], "online": list(online)}
     return Completion(
         text=result["text"],
         token_ids=result["token_ids"],
@@ -214,12 +212,12 @@ def _completion(
         steps=report["steps"],
         drafted=report["drafted"],
         accepted=report["accepted"],
-        seconds=Seconds(*(round(seconds.get(p, 0.0), 3) for p in ("offline", *online))),
+        seconds=Seconds(*(round(seconds.get(p, 0.0), 3) for p in sum(PHASES.values(), []))),
         made_beside=Prefetched(**result["beside"]),
         first_token_seconds=round(first_token, 3),
         elapsed_seconds=round(time.monotonic() - call.started, 3),
-        bytes=payload(result["traffic"], phases),
-        messages=messages(result["traffic"], phases),
+        bytes=payload(result["traffic"], PHASES),
+        messages=messages(result["traffic"], PHASES),
         wire_bytes=BothWays(outcome.wire_sent, outcome.wire_received),
         per_step=[StepCost(**step) for step in result["steps"]],
         learned=result["learned"],
@@ -238,6 +236,7 @@ def _completion(
 
 
 Phases = dict[str, list[str]]  # names of sums, and the phases that each adds up
+PHASES: Phases = {"offline": ["offline"], "online": ["prefill", "decode"]}
 
 
 def payload(traffic: dict[str, Any], phases: Phases) -> dict[str, BothWays]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from models.chat import Message, cut, going_on
 from spu_llm.api.client import CompletionOptions
-from spu_llm.api.completion import Seconds, reads_of
+from spu_llm.api.completion import PHASES, BothWays, Seconds, messages, payload, reads_of
 from spu_llm.api.drafting import Drafting
 from spu_llm.api.events import Learned, Note, OnEvent, Text, event_of
 from spu_llm.api.preparation import likely_steps
@@ -41,6 +41,11 @@ class Answer:
     seconds: Seconds
     prompt_tokens: int  # of the conversation before the answer
     cached_tokens: int  # of these: whose rows were in the session's cache already
+    bytes: dict[str, BothWays]  # since the answer before: "offline" and "online", of the payload
+    messages: dict[str, int]  # "offline" and "online", of both parties
+    steps: int  # secure steps after the turn's forward
+    drafted: int
+    accepted: int
 
 
 class Later(Enum):
@@ -334,6 +339,17 @@ class Conversation:
 
 
 def _answer(said: dict[str, Any], rows: int, cached: int) -> Answer:
-    seconds = Seconds(*(said["seconds"][phase] for phase in ("offline", "prefill", "decode")))
-    end = said["report"]["finish_reason"]
-    return Answer(said["text"], said["token_ids"], end, seconds, rows, cached)
+    report, traffic = said["report"], said["traffic"]
+    return Answer(
+        said["text"],
+        said["token_ids"],
+        report["finish_reason"],
+        Seconds(*(said["seconds"][phase] for phase in ("offline", "prefill", "decode"))),
+        rows,
+        cached,
+        payload(traffic, PHASES),
+        messages(traffic, PHASES),
+        report["steps"],
+        report["drafted"],
+        report["accepted"],
+    )

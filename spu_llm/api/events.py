@@ -51,11 +51,13 @@ class Note(Event):
 @dataclass(frozen=True)
 class Text(Event):
     """The next piece of the text that the model writes. continues: it goes on after the prompt,
-    rather than being a text of its own, which models with an encoder write.
+    rather than being a text of its own, which models with an encoder write. drafted: how many of
+    its first characters were drafted, and verified.
     """
 
     text: str
     continues: bool = True
+    drafted: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def event_of(said: dict[str, Any], relay: Relay) -> Event | None:
         case "note":
             return Note(said["text"], wire_bytes=wire_bytes)
         case "text":
-            return Text(said["text"], wire_bytes=wire_bytes)
+            return Text(said["text"], drafted=said.get("drafted", 0), wire_bytes=wire_bytes)
         case "step":
             return Step(said["steps"], said["accepted"], said["drafted"], wire_bytes=wire_bytes)
         case "token":

@@ -25,6 +25,7 @@ from spu_llm.gateway.asked import (
 from spu_llm.gateway.fields import Fields
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
+from spu_llm.gateway.running import Piece
 from spu_llm.gateway.sent_events import event
 
 _ENDS = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens"}
@@ -96,9 +97,11 @@ class Reply:
         block = {"type": "text", "text": ""}
         yield _event("content_block_start", index=0, content_block=block)
 
-    def piece(self, text: str) -> Iterator[str]:
+    def piece(self, piece: Piece) -> Iterator[str]:
         """Yield the event of further text."""
-        yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+        yield _event(
+            "content_block_delta", index=0, delta={"type": "text_delta", "text": piece.text}
+        )
 
     def end(self, outcome: Outcome) -> Iterator[str]:
         """Yield the last events: why the text ends, and what it took."""

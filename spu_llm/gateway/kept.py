@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
-from spu_llm.api.conversation import Answer, Conversation
-from spu_llm.api.events import Event, OnEvent
+from spu_llm.api.conversation import Ahead, Answer, Conversation, Later, Said
+from spu_llm.api.events import Event, OnEvent, Stock
 from spu_llm.api.provider import Provider
-from spu_llm.core.errors import StalledError
+from spu_llm.core.errors import PeerError, StalledError
 from spu_llm.gateway.asked import Asked
 from spu_llm.service.supervisor import Look
 
@@ -29,16 +29,29 @@ def can_be_kept(asked: Asked) -> bool:
 
 
 class Kept:
-    """A conversation in a thread of its own. One request at a time may have it."""
+    """A conversation in a thread of its own. One request at a time may have it. Opened ahead, it is
+    there before its first turn, and any chat may begin it whose template begins so.
+    """
 
-    def __init__(self, provider: Provider, options: CompletionOptions, before: list[Message]):
+    def __init__(
+        self,
+        provider: Provider,
+        options: CompletionOptions,
+        before: list[Message],
+        ahead: Ahead | None = None,
+        may_make: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Prepare a conversation that goes on after the messages `before`. InputError as of
-        `Conversation`.
+        `Conversation`, whose `ahead` and `may_make` it takes.
         """
         self.turns = 0  # that were answered
-        self._options = options
-        self._conversation = Conversation(provider, options, before=before)
-        self._turns: queue.Queue[str | None] = queue.Queue()
+        self.stock: Stock | None = None  # what is there for the next turn
+        self.options = options
+        self._before, self._ahead = before, ahead
+        self._conversation = Conversation(
+            provider, options, before=before, ahead=ahead, may_make=may_make
+        )
+        self._turns: queue.Queue[list[Message] | None] = queue.Queue()
         self._ends: queue.Queue[Answer | Exception] = queue.Queue()
         self._heard: OnEvent = lambda event: None
         self._look: Look = lambda: None
@@ -50,18 +63,26 @@ class Kept:
         """Tell whether its session may still go on."""
         return self._thread.is_alive()
 
-    def goes_on(self, asked: Asked) -> bool:
-        """Tell whether a request is the next turn. Programs may cut white space around texts."""
-        return (
-            can_be_kept(asked)
-            and asked.options == self._options
-            and _shown(self._conversation.messages) == _shown(asked.prompt[:-1])  # type: ignore[arg-type]
-        )
+    @property
+    def is_spare(self) -> bool:
+        """Tell whether it was opened ahead and nobody has had it."""
+        return self._ahead is not None and not self.turns
 
-    def answer(self, turn: str, heard: OnEvent, look: Look) -> Answer:
-        """Return the answer to a turn. An error ends the conversation."""
+    def goes_on(self, asked: Asked) -> bool:
+        """Tell whether a request is the next turn, or may be the first one. Programs may cut white
+        space around texts. Takes the time of a template where it is a spare one.
+        """
+        if not can_be_kept(asked) or asked.options != self.options:
+            return False
+        assert not isinstance(asked.prompt, str)
+        if self.is_spare and not self._before:
+            return self._conversation.begins(asked.prompt)
+        return _shown(self._conversation.messages) == _shown(asked.prompt[:-1])
+
+    def answer(self, chat: Sequence[Message], heard: OnEvent, look: Look) -> Answer:
+        """Return the answer to the last turn of a chat. An error ends the conversation."""
         self._heard, self._look = heard, look
-        self._turns.put(turn)
+        self._turns.put(list(chat))
         end = self._ends.get()
         # Whoever asked may go now: the session stays.
         self._look = lambda: None
@@ -87,17 +108,29 @@ class Kept:
 
     def _hold(self) -> None:
         def heard(event: Event) -> None:
+            if isinstance(event, Stock):
+                self.stock = event
             self._heard(event)
 
         try:
             self._conversation.hold(self._next, heard, lambda: self._look())
         except Exception as error:
             self._ends.put(error)
+        else:
+            self._ends.put(PeerError("the conversation has ended; ask again"))
 
-    def _next(self, answer: Answer | None) -> str | None:
+    def _next(self, answer: Answer | None) -> Said:
+        """Return what is said next. A session that was opened ahead gets on meanwhile."""
         if answer is not None:
+            self.stock = None
             self._ends.put(answer)
-        return self._turns.get()
+        try:
+            chat = self._turns.get(block=self._ahead is None)
+        except queue.Empty:
+            return Later.LATER
+        if chat is None or (self.is_spare and not self._before):
+            return chat
+        return chat[-1].content
 
 
 def _left() -> None:

@@ -27,6 +27,7 @@ from spu_llm.gateway.asked import (
 from spu_llm.gateway.fields import Fields
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
+from spu_llm.gateway.running import Piece
 from spu_llm.gateway.sent_events import event
 
 CHAT_TOKENS, COMPLETION_TOKENS = 256, 16  # of an answer, unless the request says
@@ -144,9 +145,10 @@ class Reply:
         if self._chat:
             yield self._chunk({"role": "assistant", "content": ""})
 
-    def piece(self, text: str) -> Iterator[str]:
-        """Yield the event of further text."""
-        yield self._chunk({"content": text} if self._chat else text)
+    def piece(self, piece: Piece) -> Iterator[str]:
+        """Yield the event of further text, and how much of it was drafted."""
+        said = {"content": piece.text} if self._chat else piece.text
+        yield self._chunk(said, drafted=piece.drafted)
 
     def end(self, outcome: Outcome) -> Iterator[str]:
         """Yield the last events: why the text ends, and what it took if that was asked for."""
@@ -159,10 +161,12 @@ class Reply:
         """Yield the last event of a stream that has no end."""
         yield event(error_body(error))
 
-    def _chunk(self, said: Any, end: str | None = None) -> str:
+    def _chunk(self, said: Any, end: str | None = None, drafted: int | None = None) -> str:
         name = "delta" if self._chat else "text"
         choice = {"index": 0, name: said, "logprobs": None, "finish_reason": end}
         chunk = {**self._named("completion.chunk"), "choices": [choice]}
+        if drafted is not None:
+            chunk["spu_llm"] = {"drafted_characters": drafted}
         return event(chunk | ({"usage": None} if self.asked.with_usage else {}))
 
 

@@ -28,6 +28,7 @@ from spu_llm.gateway.fields import Fields
 from spu_llm.gateway.openai import CHAT_TOKENS, HARMLESS, ROLES, error_body, with_system
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
+from spu_llm.gateway.running import Piece
 from spu_llm.gateway.sent_events import event
 
 _PARTS = ("input_text", "output_text", "text")
@@ -111,9 +112,9 @@ class Reply:
         yield self._event("response.output_item.added", output_index=0, item=item)
         yield self._of_part("response.content_part.added", part=_part(""))
 
-    def piece(self, text: str) -> Iterator[str]:
+    def piece(self, piece: Piece) -> Iterator[str]:
         """Yield the event of further text."""
-        yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
+        yield self._of_part("response.output_text.delta", delta=piece.text, logprobs=[])
 
     def end(self, outcome: Outcome) -> Iterator[str]:
         """Yield the last events: the text as a whole, and what it took."""

@@ -1,24 +1,31 @@
 """Requests in their order: one after another, or a few at once, each in a thread, whose events come
-out in the server's loop. A chat goes on in the session of its earlier turns where that is kept.
+out in the server's loop. A chat goes on in the session of its earlier turns where that is kept, and
+a session is opened ahead for the next chat.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter, deque
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from models.chat import Message
 from spu_llm.api.client import Client, CompletionOptions
-from spu_llm.api.events import Event, FetchingHint, Learned, Making, Stage, Text
+from spu_llm.api.conversation import Ahead
+from spu_llm.api.events import Event, FetchingHint, Learned, Making, Stage, Stock, Text
 from spu_llm.core.errors import BusyError, SpuLlmError
 from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.kept import Kept, can_be_kept
 from spu_llm.gateway.outcome import Outcome, of_answer, of_completion
+from spu_llm.gateway.quiet import is_quiet
 from spu_llm.gateway.refusals import Refused, refused
 
 MOST = 64  # requests that wait or are answered; further ones are refused
-IDLE_S = 540.0  # before the session of a conversation that has no turn ends by itself
+IDLE_S = 3540.0  # before the session of a conversation that has no turn ends by itself
+SPARE_AFTER_S = 1.0  # without a request, before a session is opened for the next chat
 
 
 class Cancelled(SpuLlmError):
@@ -27,9 +34,10 @@ class Cancelled(SpuLlmError):
 
 @dataclass(frozen=True)
 class Piece:
-    """Further text."""
+    """Further text, so many of whose first characters were drafted."""
 
     text: str
+    drafted: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class Answering:
     def heard(self, event: Event) -> None:
         """Say what an event has for whoever asked; from any thread."""
         if isinstance(event, Text):
-            self._put(Piece(event.text))
+            self._put(Piece(event.text, event.drafted))
         elif words := _words(event):
             self._put(News(words))
 
@@ -80,17 +88,20 @@ class Answering:
 @dataclass
 class Requests:
     """Requests to one provider: `at_once` are answered at a time, and `keep` conversations stay
-    open beside them.
+    open beside them, of which one may be opened ahead of any chat (`ahead`; None: none is).
     """
 
     client: Client
     at_once: int
     keep: int
+    ahead: Ahead | None = None
     learned: dict[str, list[str]] | None = field(default=None, init=False)  # in the last session
     _open: dict[Answering, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _kept: list[Kept] = field(default_factory=list, init=False)  # idle; the last used one last
     _begun: set[Kept] = field(default_factory=set, init=False)  # whose threads may run
-    _closing: set[asyncio.Future[None]] = field(default_factory=set, init=False)
+    _asked: deque[CompletionOptions] = field(default_factory=lambda: deque(maxlen=5), init=False)
+    _beside: set[asyncio.Future[None]] = field(default_factory=set, init=False)
+    _ends: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.at_once)
@@ -105,6 +116,16 @@ class Requests:
         """Return how many conversations are open and wait for a turn."""
         return len(self._kept)
 
+    @property
+    def stocks(self) -> list[Stock]:
+        """Return what is there for the next turn of each conversation, as far as that is known."""
+        return [one.stock for one in self._kept if one.is_open and one.stock is not None]
+
+    def open(self, options: CompletionOptions) -> None:
+        """Open a conversation ahead of any request, which is likely to have these options."""
+        self._asked.append(options)
+        self._beside_requests(self._open_spare(0.0))
+
     def begin(self, asked: Asked) -> Answering:
         """Take a request, which is answered when its turn comes. Refused where too many wait."""
         if self.count >= MOST:
@@ -116,11 +137,12 @@ class Requests:
 
     async def close(self) -> None:
         """End all sessions, and wait until they have."""
+        self._ends = True
         for request in self._open:
             request.cancel()
         await asyncio.gather(*self._open.values(), return_exceptions=True)
+        await asyncio.gather(*self._beside, return_exceptions=True)
         await self._evict(0)
-        await asyncio.gather(*self._closing, return_exceptions=True)
 
     def abandon(self) -> None:
         """Let all sessions end by themselves, without a loop, which may have ended at any point of
@@ -159,38 +181,96 @@ class Requests:
     async def _answered(self, request: Answering) -> Outcome:
         if self.keep and can_be_kept(request.asked):
             return await self._turn(request)
+        if self.client.provider.pool is not None:
+            await self._evict(0)  # one session at a time has it
         return await asyncio.to_thread(self._completed, request)
 
     async def _turn(self, request: Answering) -> Outcome:
         """Answer a turn in the conversation that it goes on with, or in another one."""
         asked = request.asked
         assert not isinstance(asked.prompt, str)
-        *before, turn = asked.prompt
-        kept = next((one for one in self._kept if one.goes_on(asked)), None)
-        if kept is not None:
-            self._kept.remove(kept)
-        else:
+        kept = await self._that_goes_on(asked)
+        if kept is None:
             await self._evict(self.keep - 1)
+            before = asked.prompt[:-1]
             kept = await asyncio.to_thread(self._conversation, asked.options, before)
-        answer = await asyncio.to_thread(kept.answer, turn.content, request.heard, request.look)
-        self._kept.append(kept)
-        asyncio.get_running_loop().call_later(IDLE_S, self._expire, kept, kept.turns)
+        try:
+            answer = await asyncio.to_thread(kept.answer, asked.prompt, request.heard, request.look)
+        finally:
+            self._asked.append(asked.options)
+            self._beside_requests(self._open_spare(SPARE_AFTER_S))
+        self._keep(kept)
         await self._evict(self.keep)
         return of_answer(answer)
 
+    async def _that_goes_on(self, asked: Asked) -> Kept | None:
+        """Return a conversation that a request goes on with, out of those that are kept."""
+        self._kept = [one for one in self._kept if one.is_open]
+        # A spare one last: what a chat has said already is worth more.
+        for kept in sorted(self._kept, key=lambda one: one.is_spare):
+            if await asyncio.to_thread(kept.goes_on, asked) and kept in self._kept:
+                self._kept.remove(kept)
+                return kept
+        return None
+
     def _conversation(self, options: CompletionOptions, before: list[Message]) -> Kept:
         """Begin a conversation, which is known from then on, even where nobody waits for it."""
-        kept = Kept(self.client.provider, options, before)
+        kept = Kept(self.client.provider, options, before, self.ahead, self._may_make)
         self._begun = {one for one in self._begun if one.is_open} | {kept}
         return kept
 
+    def _may_make(self) -> bool:
+        """Return whether now is a time to make what later turns take."""
+        return not self._open and is_quiet()
+
+    async def _open_spare(self, after_s: float) -> None:
+        """Open a conversation for the next chat, with the options that most of the last requests
+        had, where there is a place for one and nobody has asked for so long.
+        """
+        if self.ahead is None:
+            return
+        await asyncio.sleep(after_s)
+        self._kept = [one for one in self._kept if one.is_open]
+        likely = Counter(self._asked).most_common(1)[0][0]
+        if self._ends or self._open or any(self._is_spare(one, likely) for one in self._kept):
+            return
+        if spare := next((one for one in self._kept if one.is_spare), None):
+            await self._end(spare)
+        if len(self._kept) >= self.keep:
+            return
+        try:
+            kept = await asyncio.to_thread(self._conversation, likely, [])
+        except SpuLlmError:
+            return  # a request will say why
+        if self._ends or len(self._kept) >= self.keep:
+            kept.abandon()
+        else:
+            self._keep(kept)
+
+    def _is_spare(self, kept: Kept, options: CompletionOptions) -> bool:
+        return kept.is_spare and kept.options == options
+
+    async def _end(self, kept: Kept) -> None:
+        self._kept.remove(kept)
+        await asyncio.to_thread(kept.close, self._heard_last)
+
+    def _keep(self, kept: Kept) -> None:
+        """Keep a conversation until it is used, or was idle for too long."""
+        self._kept.append(kept)
+        asyncio.get_running_loop().call_later(IDLE_S, self._expire, kept, kept.turns)
+
     def _expire(self, kept: Kept, turns: int) -> None:
-        """End a conversation that is as it was."""
+        """End a conversation that is as it was; open a spare one in its place."""
         if kept in self._kept and kept.turns == turns:
             self._kept.remove(kept)
-            closing = asyncio.ensure_future(asyncio.to_thread(kept.close, self._heard_last))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._beside_requests(asyncio.to_thread(kept.close, self._heard_last))
+            self._beside_requests(self._open_spare(SPARE_AFTER_S))
+
+    def _beside_requests(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done that no request waits for."""
+        task = asyncio.ensure_future(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
 
     def _completed(self, request: Answering) -> Outcome:
         prompt, options = request.asked.prompt, request.asked.options
@@ -202,13 +282,12 @@ class Requests:
         return of_completion(completion)
 
     async def _evict(self, most: int) -> None:
-        """End conversations until `most` are left: those of a single turn first, which may never
-        have another, then those that were used longest ago.
+        """End conversations until `most` are left: spare ones first, those of a single turn, which
+        may never have another, then those that were used longest ago.
         """
         while len(self._kept) > most:
-            kept = min(self._kept, key=lambda one: one.turns > 1)
-            self._kept.remove(kept)
-            await asyncio.to_thread(kept.close, self._heard_last)
+            kept = min(self._kept, key=lambda one: min(one.turns, 2))
+            await self._end(kept)
 
     def _heard_last(self, event: Event) -> None:
         if isinstance(event, Learned):

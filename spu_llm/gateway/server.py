@@ -8,21 +8,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from spu_llm.api.client import CompletionOptions
 from spu_llm.api.texts import check_messages, check_texts
 from spu_llm.core.errors import SpuLlmError
-from spu_llm.gateway import anthropic, openai, responses
+from spu_llm.gateway import anthropic, openai, page, privacy, responses
 from spu_llm.gateway.asked import Asked
-from spu_llm.gateway.outcome import Outcome
+from spu_llm.gateway.metrics import Metrics
+from spu_llm.gateway.outcome import Outcome, headers_of
 from spu_llm.gateway.refusals import Refused, refused
 from spu_llm.gateway.running import Answering, News, Piece, Requests, Said
 from spu_llm.gateway.sent_events import comment
@@ -31,6 +33,17 @@ MOST_BYTES = 4 << 20  # of a request's body
 QUIET_S = 5.0  # after which a stream says what is being done
 _LOOK_S = 0.5  # how often it is seen whether whoever asked is still there
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+# Of pages: nothing from elsewhere, nothing in line, and nobody frames them.
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_HEADERS = {**_HEADERS, "content-security-policy": _CSP, "referrer-policy": "no-referrer"}
+_PAGE = {
+    "/": ("chat.html", "text/html"),
+    "/page/chat.css": ("chat.css", "text/css"),
+    "/page/chat.js": ("chat.js", "text/javascript"),
+}
 
 
 class Reply(Protocol):
@@ -40,7 +53,7 @@ class Reply(Protocol):
 
     def begin(self) -> Iterator[str]: ...
 
-    def piece(self, text: str) -> Iterator[str]: ...
+    def piece(self, piece: Piece) -> Iterator[str]: ...
 
     def end(self, outcome: Outcome) -> Iterator[str]: ...
 
@@ -72,10 +85,15 @@ class Gateway:
 
     requests: Requests
     options: CompletionOptions  # where a request says nothing else
+    first: CompletionOptions  # of the chat that is likely to come first
     name: str
     token: str | None = None
     hosts: frozenset[str] | None = None
     _started: int = field(default_factory=lambda: int(time.time()))
+    _metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_metrics", Metrics(self.requests))
 
     def application(self) -> Starlette:
         """Return the application."""
@@ -85,7 +103,9 @@ class Gateway:
             Route("/v1/models/{name:path}", self._model),
             Route("/health", self._health),
             Route("/privacy", self._privacy),
+            Route("/metrics", self._counts),
         ]
+        routes += [Route(path, self._part(*part)) for path, part in _PAGE.items()]
         handlers = {Refused: _refusal, HTTPException: _no_path}
         application = Starlette(
             routes=routes,
@@ -98,6 +118,7 @@ class Gateway:
 
     @asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
+        self.requests.open(self.first)
         yield
         await self.requests.close()
 
@@ -129,6 +150,7 @@ class Gateway:
 
     def _answered(self, api: Api) -> Callable[[Request], Any]:
         async def answered(request: Request) -> Response:
+            path = request.url.path
             try:
                 self._check(request)
                 asked = api.asked(await _body(request), self.options)
@@ -139,11 +161,13 @@ class Gateway:
                 _check_texts(asked)
                 reply = api.reply(asked)
                 if asked.stream:
-                    return _Stream(self.requests.begin(asked), reply)
+                    return _Stream(self.requests.begin(asked), reply, path, self._metrics)
                 outcome = await self._whole(request, asked)
-                return JSONResponse(reply.whole(outcome), headers=_HEADERS)
+                self._metrics.ended(path, 200, outcome)
+                return JSONResponse(reply.whole(outcome), headers=_HEADERS | headers_of(outcome))
             except SpuLlmError as failure:
                 error = refused(failure)
+                self._metrics.ended(path, error.status)
                 return JSONResponse(api.error(error), error.status, headers=_retry(error))
 
         return answered
@@ -181,25 +205,59 @@ class Gateway:
             self._check_token(request)
         except Refused:
             return JSONResponse({"status": "ok"})
+        ahead = self.requests.ahead
+        ready = [
+            {
+                "prompt_tokens": 0 if stock.steps is None or ahead is None else ahead.turn_tokens,
+                "answer_tokens_at_least": 0 if stock.steps is None else 1 + stock.steps,
+                "batches_lacking": stock.lacking,
+            }
+            for stock in self.requests.stocks
+        ]
         return JSONResponse(
             {
                 "status": "ok",
+                "model": self.name,
                 "requests": self.requests.count,
                 "conversations": self.requests.conversations,
-            }
+                "ready": ready,
+            },
+            headers=_HEADERS,
         )
 
     async def _privacy(self, request: Request) -> Response:
-        """Answer with what each party learned in the last session that has ended."""
+        """Answer with what each party learned in the last session that has ended, to a browser as a
+        page.
+        """
         self._check(request)
-        return JSONResponse({"learned": self.requests.learned}, headers=_HEADERS)
+        learned = self.requests.learned
+        if "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(privacy.page(learned), headers=_PAGE_HEADERS)
+        return JSONResponse({"learned": learned}, headers=_HEADERS)
+
+    async def _counts(self, request: Request) -> Response:
+        """Answer with counts, for Prometheus."""
+        self._check(request)
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+    def _part(self, name: str, kind: str) -> Callable[[Request], Any]:
+        """Return what answers with a part of the page, which holds nothing of anybody's."""
+
+        async def part(request: Request) -> Response:
+            self._check_host(request)
+            content = files(page).joinpath(name).read_bytes()
+            return Response(content, media_type=kind, headers=_PAGE_HEADERS)
+
+        return part
 
 
 class _Stream(StreamingResponse):
     """A session's events as they come; the session ends with the connection."""
 
-    def __init__(self, answering: Answering, reply: Reply) -> None:
+    def __init__(self, answering: Answering, reply: Reply, path: str, metrics: Metrics) -> None:
         self._answering, self._reply = answering, reply
+        self._path, self._metrics = path, metrics
+        self._began: float | None = time.monotonic()  # None: there was text
         super().__init__(self._events(), media_type="text/event-stream", headers=_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -222,11 +280,16 @@ class _Stream(StreamingResponse):
                 case News():
                     news = one.words
                 case Piece():
-                    events = reply.piece(one.text)
+                    events = reply.piece(one)
+                    if self._began is not None:
+                        self._metrics.first(time.monotonic() - self._began)
+                        self._began = None
                 case Outcome():
                     events = reply.end(one)
+                    self._metrics.ended(self._path, 200, one)
                 case Refused():
                     events = reply.failed(one)
+                    self._metrics.ended(self._path, one.status)
             for event in events:
                 yield event
             if isinstance(one, Outcome | Refused):

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -23,11 +25,11 @@ import uvicorn
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
 from spu_llm.api.completion import BothWays, Completion, Prefetched, Seconds
-from spu_llm.api.conversation import Answer
-from spu_llm.api.events import Learned, Making, OnEvent, Text
+from spu_llm.api.conversation import Ahead, Answer, Later
+from spu_llm.api.events import Learned, Making, OnEvent, Stock, Text
 from spu_llm.core.errors import BusyError, InputError, PeerError, SpuLlmError
 from spu_llm.core.machine import machine
-from spu_llm.gateway import kept, running, server
+from spu_llm.gateway import kept, privacy, quiet, running, server
 from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.running import Requests
 from spu_llm.gateway.server import Gateway
@@ -67,7 +69,7 @@ class Fake:
         self.asked: list[tuple[Any, CompletionOptions]] = []
         self.does: Callable[[OnEvent, Callable[[], None]], Completion] = self.writes
         self.ended: list[str] = []
-        self.provider = None
+        self.provider = SimpleNamespace(pool=None)
 
     def writes(self, on_event: OnEvent, look: Callable[[], None]) -> Completion:
         for piece in PIECES:
@@ -106,10 +108,12 @@ def served(
     hosts: frozenset[str] | None = LOCAL,
     at_once: int = 1,
     keep: int = 0,
+    ahead: Ahead | None = None,
 ) -> Iterator[int]:
     """Yield the port of a gateway that asks `client`."""
-    requests = Requests(client, at_once, keep)  # type: ignore[arg-type]
-    gateway = Gateway(requests, CompletionOptions(), "private", token, hosts)
+    requests = Requests(client, at_once, keep, ahead)  # type: ignore[arg-type]
+    first = CompletionOptions(max_new_tokens=256)
+    gateway = Gateway(requests, CompletionOptions(), first, "private", token, hosts)
     run = uvicorn.Server(
         uvicorn.Config(gateway.application(), log_config=None, timeout_graceful_shutdown=1)
     )
@@ -494,18 +498,39 @@ class Talk:
 
     made: list[Talk] = []
     most_open = 9  # places at the provider
+    fails = False
 
-    def __init__(self, provider: Any, options: CompletionOptions, *, before: list[Message]) -> None:
-        self.messages = list(before)
+    def __init__(
+        self,
+        provider: Any,
+        options: CompletionOptions,
+        *,
+        before: list[Message],
+        ahead: Ahead | None,
+        may_make: Callable[[], bool],
+    ) -> None:
+        self.messages, self.may_make, self.options = list(before), may_make, options
         self.before, self.turns, self.is_over = len(before), 0, False
         self.made.append(self)
 
     def hold(self, next_turn: Any, on_event: OnEvent, look: Callable[[], None]) -> None:
+        def said_next(answer: Answer | None = None) -> Any:
+            while (said := next_turn(answer)) is Later.LATER:
+                answer = None
+                look()
+                time.sleep(0.02)
+            return said
+
         try:
-            said = next_turn(None)
+            if self.fails:
+                raise PeerError("nobody answers")
+            on_event(Stock(2, 5))
+            said = said_next()
             if sum(not talk.is_over for talk in self.made) > self.most_open:
                 raise BusyError("no place")
             while said is not None:
+                if not isinstance(said, str):
+                    *self.messages, said = *said[:-1], said[-1].content
                 self.messages.append(Message("user", said))
                 if said == "fail":
                     raise PeerError("it went away")
@@ -516,11 +541,21 @@ class Talk:
                 on_event(Text(f"answer {self.turns}"))
                 answer = f" answer {self.turns} "
                 self.messages.append(Message("assistant", answer))
-                said = next_turn(Answer(answer, [1, 2], "eos", Seconds(1, 2, 3), 9, self.turns - 1))
+                said = said_next(self.answer(answer))
                 look()  # as a session does after each event
             on_event(Learned({"client": [f"{self.turns} turns"], "provider": []}))
         finally:
             self.is_over = True
+
+    def answer(self, text: str) -> Answer:
+        both = {"offline": BothWays(1, 2), "online": BothWays(3, 4)}
+        counts = {"offline": 5, "online": 6}
+        return Answer(
+            text, [1, 2], "eos", Seconds(1, 2, 3), 9, self.turns - 1, both, counts, 1, 4, 1
+        )
+
+    def begins(self, chat: list[Message]) -> bool:
+        return chat[0].role == "user"
 
 
 @pytest.fixture
@@ -617,6 +652,139 @@ def test_idle_conversations_end(
         of_openai(port).chat.completions.create(model="private", messages=said("c"))
         assert eventually(lambda: talks[-1].is_over)
         assert eventually(lambda: b'"conversations":0' in asked(port, "GET", "/health")[2])
+
+
+# ---- conversations that are opened ahead
+
+
+READY = Ahead(32, 16)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "SPARE_AFTER_S", 0.05)
+
+
+def ready_in(port: int) -> list[Any]:
+    """Return what is there for next turns."""
+    ready: list[Any] = json.loads(asked(port, "GET", "/health")[2])["ready"]
+    return ready
+
+
+def test_a_session_is_there_before_a_chat(fake: Fake, talks: list[Talk], quick: None) -> None:
+    """The chat begins in it, and goes on there; another one is opened for the next, with the same
+    options.
+    """
+    with served(fake, keep=2, ahead=READY) as port:
+        create = of_openai(port).chat.completions.create
+        assert eventually(lambda: len(talks) == 1 and len(ready_in(port)) == 1)
+        assert ready_in(port)[0] == {
+            "prompt_tokens": 32,
+            "answer_tokens_at_least": 3,
+            "batches_lacking": 5,
+        }
+        create(model="private", messages=said("a", "b", "c"))
+        assert [m.content.strip() for m in talks[0].messages] == ["a", "b", "c", "answer 1"]
+        assert eventually(lambda: len(talks) == 2)
+        create(model="private", messages=said("a", "b", "c", "answer 1", "d"))
+        assert talks[0].turns == 2 and not talks[1].turns
+        create(model="private", messages=said("x"))
+        assert talks[1].turns == 1
+        time.sleep(0.3)
+        assert len(talks) == 2  # there is no place for a third one
+
+
+def test_a_spare_session_gives_way(fake: Fake, talks: list[Talk], quick: None) -> None:
+    """To a chat that it cannot begin; the next one has that chat's options."""
+    with served(fake, keep=1, ahead=READY) as port:
+        create = of_openai(port).chat.completions.create
+        assert eventually(lambda: len(talks) == 1)
+        create(model="private", messages=[{"role": "system", "content": "s"}, *said("a")])
+        assert talks[0].is_over and talks[1].turns == 1
+        create(model="private", messages=said("b"), temperature=0)
+        assert talks[1].is_over and talks[2].turns == 1
+    with served(fake, keep=3, ahead=READY) as port:
+        of_openai(port).chat.completions.create(model="private", messages=said("b"), temperature=0)
+        create = of_openai(port).chat.completions.create
+        create(model="private", messages=said("c"), temperature=0)
+        assert eventually(lambda: not talks[-1].turns and talks[-1].options.temperature == 0)
+    assert all(talk.is_over for talk in talks)
+
+
+def test_a_spare_session_that_fails_is_no_requests_failure(
+    fake: Fake, talks: list[Talk], quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Talk, "fails", True)
+    with served(fake, keep=1, ahead=READY) as port:
+        assert eventually(lambda: bool(talks) and talks[0].is_over)
+        monkeypatch.setattr(Talk, "fails", False)
+        assert of_openai(port).chat.completions.create(model="private", messages=said("a")).choices
+
+
+def test_nothing_is_made_while_somebody_waits(
+    fake: Fake, talks: list[Talk], quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "is_quiet", lambda: True)
+    with served(fake, keep=2, ahead=READY) as port:
+        assert eventually(lambda: len(talks) == 1 and talks[0].may_make())
+        create = of_openai(port).chat.completions.create
+        stream = create(model="private", messages=said("wait"), stream=True)
+        next(iter(stream))
+        assert not talks[0].may_make()
+        stream.close()
+        assert eventually(talks[0].may_make)
+        monkeypatch.setattr(running, "is_quiet", lambda: False)
+        assert not talks[0].may_make()
+
+
+def test_counts_and_costs_are_told(fake: Fake, talks: list[Talk]) -> None:
+    """In headers, and for Prometheus, where only who may ask reads them."""
+    token = "a token of many letters"
+    with served(fake, keep=1, token=token) as port:
+        raw = of_openai(port, token).chat.completions.with_raw_response
+        headers = raw.create(model="private", messages=said("a")).headers
+        assert headers["x-spu-llm-seconds-online"] == "5"
+        assert (
+            headers["x-spu-llm-bytes-offline"] == "3"
+            and headers["x-spu-llm-messages-online"] == "6"
+        )
+        with pytest.raises(openai.NotFoundError):
+            of_openai(port, token).chat.completions.create(model="other", messages=said("a"))
+        assert asked(port, "GET", "/metrics")[0] == 401
+        status, _, body = asked(port, "GET", "/metrics", authorization=f"Bearer {token}")
+        lines = body.decode().splitlines()
+        path = 'path="/v1/chat/completions"'
+        assert status == 200 and f'spu_llm_requests_total{{{path},status="200"}} 1.0' in lines
+        assert f'spu_llm_requests_total{{{path},status="404"}} 1.0' in lines
+        assert 'spu_llm_tokens_total{kind="answer"} 2.0' in lines
+        assert 'spu_llm_bytes_total{phase="online"} 7.0' in lines
+        assert "spu_llm_conversations 1.0" in lines
+
+
+def test_the_page_takes_nothing_from_elsewhere(port: int) -> None:
+    """And what was learned is shown with its words as words."""
+    for path, kind in (("/", "html"), ("/page/chat.js", "javascript"), ("/page/chat.css", "css")):
+        status, headers, body = asked(port, "GET", path)
+        assert status == 200 and kind in headers["content-type"] and body
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert b"http://" not in body and b"https://" not in body and b"style=" not in body
+    assert asked(port, "GET", "/", host="evil.example")[0] == 403
+    html = privacy.page({"client": ["<b>"], "provider": []})
+    assert "&lt;b&gt;" in html and "<b>" not in html
+    assert asked(port, "GET", "/privacy", accept="text/html")[2].startswith(b"<!doc")
+
+
+def test_what_the_system_tells(tmp_path: Path) -> None:
+    assert not quiet.on_battery(tmp_path / "absent") and not quiet.on_battery(tmp_path)
+    for name, kind, online in (("AC", "Mains", "0"), ("BAT0", "Battery", "1")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "type").write_text(f"{kind}\n")
+        (tmp_path / name / "online").write_text(f"{online}\n")
+    assert quiet.on_battery(tmp_path)
+    (tmp_path / "AC" / "online").write_text("1\n")
+    assert not quiet.on_battery(tmp_path)
+    assert quiet.is_busy(6.5, 2) and not quiet.is_busy(5.5, 2)
 
 
 def test_a_chat_begun_for_nobody_ends(

@@ -35,7 +35,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 def emitted(tokenizer: Tokenizer, stop: list[str], tokens: list[int]) -> tuple[str, str, str, int]:
     shown: list[str] = []
-    text = Emitted(tokenizer, Stops.of(stop, tokenizer), shown.append)
+    text = Emitted(tokenizer, Stops.of(stop, tokenizer), lambda part, drafted: shown.append(part))
     text.add(tokens, 100)
     return text.finish_reason, text.text, "".join(shown), len(text.tokens)
 

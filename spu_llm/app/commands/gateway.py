@@ -7,8 +7,9 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import socket
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spu_llm.app import drafting
 from spu_llm.app.options import (
@@ -24,7 +25,11 @@ from spu_llm.app.options import (
 )
 from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError
+from spu_llm.core.settings import OWN
 from spu_llm.core.text_files import read_text
+
+if TYPE_CHECKING:
+    from spu_llm.api.conversation import Ahead
 
 LISTEN = "127.0.0.1:8000"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
@@ -72,8 +77,23 @@ def add_command(commands: Any) -> None:
         "--keep",
         type=int,
         metavar="N",
-        help="chats whose sessions stay open for their next turns; each has a place at the "
-        "provider (default: 1, with --pool 0)",
+        help="chats whose sessions stay open for their next turns, with one that is opened for the "
+        "next chat; each has a place at the provider (default: 2, with --pool 1)",
+    )
+    gateway.add_argument(
+        "--ahead-turn",
+        type=int,
+        default=32,
+        metavar="N",
+        help="tokens of a chat's turn that correlated randomness is made for while nobody asks; "
+        "0: none is (default: %(default)s)",
+    )
+    gateway.add_argument(
+        "--ahead-answer",
+        type=int,
+        default=32,
+        metavar="N",
+        help="tokens of the answer that it is made for, too (default: %(default)s)",
     )
     drafting.add_options(gateway)
     add_backend(gateway)
@@ -89,6 +109,7 @@ def _run(options: argparse.Namespace) -> None:
     import uvicorn
 
     from spu_llm.api.client import Client, CompletionOptions
+    from spu_llm.gateway.openai import CHAT_TOKENS
     from spu_llm.gateway.running import Requests
     from spu_llm.gateway.server import Gateway
 
@@ -102,12 +123,13 @@ def _run(options: argparse.Namespace) -> None:
         )
     if not 1 <= options.at_once <= _MOST_AT_ONCE:
         raise InputError(f"--at-once must be 1 to {_MOST_AT_ONCE}, found {options.at_once}")
-    if options.pool is not None and (options.keep or options.at_once > 1):
+    most = 2 if options.pool is None else 1
+    if options.pool is not None and ((options.keep or 0) > 1 or options.at_once > 1):
         raise InputError(
-            "one session at a time has --pool, and a chat that stays open would keep it; leave "
-            "--keep and --at-once out, or --pool"
+            "one session at a time has --pool; give --keep 0 or 1 and leave --at-once out, or "
+            "leave --pool out"
         )
-    keep = options.keep if options.keep is not None else int(options.pool is None)
+    keep = options.keep if options.keep is not None else most
     if not 0 <= keep <= _MOST_AT_ONCE:
         raise InputError(f"--keep must be 0 to {_MOST_AT_ONCE}, found {keep}")
     drafting.check(options)
@@ -115,10 +137,12 @@ def _run(options: argparse.Namespace) -> None:
     asked = CompletionOptions(
         draft_length=options.draft_length, draft_model=options.draft_model, drafts=options.drafts
     )
-    client.provider.text_format()  # says early where the provider cannot be asked
-    requests = Requests(client, options.at_once, keep)
+    text = client.provider.text_format().text  # says early where the provider cannot be asked
+    ahead = _ahead(options) if text.template is not None else None
+    requests = Requests(client, options.at_once, keep, ahead)
     hosts = LOOPBACK | {host, _bracketed(host)} if here else None
-    gateway = Gateway(requests, asked, options.name, token, hosts)
+    first = replace(asked, max_new_tokens=CHAT_TOKENS)
+    gateway = Gateway(requests, asked, first, options.name, token, hosts)
     server = uvicorn.Server(
         uvicorn.Config(
             gateway.application(),
@@ -133,11 +157,27 @@ def _run(options: argparse.Namespace) -> None:
         show(
             f"listening on {at}",
             f"base URL {at}/v1 for OpenAI's protocol, {at} for Anthropic's; model {options.name}",
+            f"a page to chat: {at}/",
         )
         try:
             server.run(sockets=[listener])
         finally:
             requests.abandon()  # where a second Ctrl-C left sessions open
+
+
+def _ahead(options: argparse.Namespace) -> Ahead | None:
+    """Return what is made before a turn comes; None where nothing can be, or is to be."""
+    from spu_llm.api.conversation import Ahead
+    from spu_llm.systems.decoding.chat_request import MOST_AHEAD_STEPS, MOST_TURN_ROWS
+
+    turn, answer = options.ahead_turn, options.ahead_answer
+    if not 0 <= turn <= MOST_TURN_ROWS:
+        raise InputError(f"--ahead-turn must be 0 to {MOST_TURN_ROWS}, found {turn}")
+    if not 0 <= answer <= MOST_AHEAD_STEPS:
+        raise InputError(f"--ahead-answer must be 0 to {MOST_AHEAD_STEPS}, found {answer}")
+    if not turn or not options.draft_length or options.backend != OWN:
+        return None
+    return Ahead(turn, answer)
 
 
 def _token(file: Path | None) -> str | None:

@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import InputError
 from spu_llm.core.meter import Entry
 from spu_llm.core.settings import OWN
@@ -124,7 +125,7 @@ def run(
 
 def _answer(side: ClientSide, report: Report, entries: list[Entry]) -> dict[str, Any]:
     """Return what the client's user gets of an answer: the text, and what it took since the answer
-    before.
+    before; traffic also of what was made while nobody waited.
     """
     own = [entry for entry in entries if not entry.beside]
     return {
@@ -132,4 +133,7 @@ def _answer(side: ClientSide, report: Report, entries: list[Entry]) -> dict[str,
         "token_ids": side.tokens,
         "report": asdict(report),
         "seconds": {p: sum((e.seconds for e in own if e.phase == p), 0.0) for p in PHASES},
+        "traffic": {
+            p: asdict(sum((e.traffic for e in entries if e.phase == p), Traffic())) for p in PHASES
+        },
     }

@@ -18,7 +18,7 @@ from protocols.verification.variants import Rule, lanes_of
 from spu_llm.core.prg import Prg
 from spu_llm.systems.decoding.branching import Branch, Branching, Single, drafted
 from spu_llm.systems.decoding.cadence import Cadence
-from spu_llm.systems.decoding.emitted import Emitted
+from spu_llm.systems.decoding.emitted import Emitted, OnText
 from spu_llm.systems.decoding.session_shape import ClientPart
 
 
@@ -37,7 +37,7 @@ class ClientSide:
     verifier: Rule
     streams: Streams
     stop: list[str] = field(default_factory=list)
-    on_text: Callable[[str], None] = lambda text: None
+    on_text: OnText = lambda text, drafted: None
     prefix: list[int] = field(default_factory=list)  # public, before the prompt
     cadence: Cadence | None = None  # of what the provider sees of a step
     around: ClientPart | None = None
@@ -198,7 +198,7 @@ class ClientSide:
             for i, (branch, k) in enumerate(zip(self._branches, stay, strict=True))
         ]
         before = len(self.tokens)
-        self._emitted.add(emitted[won], limit)
+        self._emitted.add(emitted[won], limit, len(emitted[won]) - 1)
         self._gained = len(self.tokens) - before
         if self.interrupted():
             self._emitted.interrupt()

@@ -137,7 +137,7 @@ def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> 
         verifier=rule,
         streams=streams,
         stop=inputs.stop,
-        on_text=lambda text: send("text", text=text),
+        on_text=lambda text, drafted: send("text", text=text, drafted=drafted),
         prefix=list(completion.request.public_prefix),
         branching=branching,
         begins=completion.layout.config.encodes,

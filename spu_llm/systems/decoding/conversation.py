@@ -28,7 +28,7 @@ from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained, Ver
 from spu_llm.systems.decoding.generate import Completion, Report, answer, declare, rows_of_client
 
 # How long a conversation is kept while nobody says anything, and how often the client says so.
-IDLE_S = 600.0
+IDLE_S = 3600.0
 STILL_S = 10.0
 _END, _STILL, _MAKE = -1, 0, -2
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from models.stops import Stops
 from models.tokenizer import StreamDecoder, Tokenizer
 
+# on_text(text, drafted): further text, the first so many characters of which were drafted.
+OnText = Callable[[str, int], None]
+
 
 class Emitted:
     """`tokens` so far and their `text`; `finish_reason` is "eos", "stop", "length" or "interrupted"
@@ -17,11 +20,7 @@ class Emitted:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stops: Stops,
-        on_text: Callable[[str], None],
-        begins: bool = False,
+        self, tokenizer: Tokenizer, stops: Stops, on_text: OnText, begins: bool = False
     ) -> None:
         self.tokens: list[int] = []
         self.text = ""
@@ -29,12 +28,17 @@ class Emitted:
         self._tokenizer, self._stops, self._on_text = tokenizer, stops, on_text
         self._decoder = StreamDecoder(tokenizer, begins=begins)
         self._shown = 0
+        self._drafted = 0  # where the text of the last drafts ends
 
-    def add(self, tokens: Sequence[int], limit: int) -> None:
-        """Take further tokens, up to the end of the text, which has `limit` tokens at most."""
-        for token in tokens:
+    def add(self, tokens: Sequence[int], limit: int, drafted: int = 0) -> None:
+        """Take further tokens, the first `drafted` of them drafts, up to the end of the text, which
+        has `limit` tokens at most.
+        """
+        for number, token in enumerate(tokens):
             if not self.finish_reason:
                 self._take(token, limit)
+            if number < drafted:
+                self._drafted = len(self.text)
         held = 0 if self.finish_reason else self._stops.held(self.text)
         self._show(len(self.text) - held)
 
@@ -70,5 +74,6 @@ class Emitted:
 
     def _show(self, end: int) -> None:
         if end > self._shown:
-            self._on_text(self.text[self._shown : end])
+            drafted = max(0, min(self._drafted, end) - self._shown)
+            self._on_text(self.text[self._shown : end], drafted)
             self._shown = end

@@ -161,7 +161,7 @@ class _Client:
         emitted = Emitted(
             self._tokenizer,
             Stops.of(self._inputs.stop, self._tokenizer),
-            lambda text: self._send("text", text=text),
+            lambda text, drafted: self._send("text", text=text),
         )
         limit = self._request.limit(self._config, len(prompt))
         of = f" of text {number}" if len(self._request.prompt_tokens) > 1 else ""

@@ -72,7 +72,7 @@ def _client_side(inputs: MiddleInputs, completion: Completion, send: Send) -> Cl
         verifier=Plain(inputs.sampling),
         streams=streams_of(inputs.draft_seed, inputs.sampling_seed),
         stop=inputs.stop,
-        on_text=lambda text: send("text", text=text),
+        on_text=lambda text, drafted: send("text", text=text, drafted=drafted),
         around=ends_of(load_model(Path(inputs.model_dir))[1], completion),
     )
 

@@ -1,0 +1,1 @@
+"""The page to chat with, as files that the gateway serves."""

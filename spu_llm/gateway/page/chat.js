@@ -1,0 +1,193 @@
+"use strict";
+// A chat with the gateway that serves this page, by OpenAI's protocol.
+
+const at = (id) => document.getElementById(id);
+const chat = []; // messages, as the protocol has them
+let asking = null; // aborts the request under way
+let model = "private";
+
+function element(name, kind, text) {
+  const made = document.createElement(name);
+  if (kind) made.className = kind;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function headers() {
+  const token = at("token").value.trim();
+  return token ? { authorization: `Bearer ${token}` } : {};
+}
+
+function shown(role) {
+  const item = element("li", role);
+  item.append(element("p", "who", role === "user" ? "You" : "Model"), element("p", "text"));
+  at("log").append(item);
+  return item;
+}
+
+function count(number, one) {
+  return `${number} ${one}${number === 1 ? "" : "s"}`;
+}
+
+function megabytes(bytes) {
+  return `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
+function costOf(usage) {
+  const cost = usage.spu_llm, online = cost.seconds.prefill + cost.seconds.decode;
+  return [
+    count(usage.completion_tokens, "token"),
+    `${online.toFixed(1)} s, ${megabytes(cost.bytes.online)} online`,
+    `${cost.seconds.offline.toFixed(1)} s waited for correlated randomness ` +
+      `(${megabytes(cost.bytes.offline)})`,
+    cost.drafted ? `${cost.accepted} of ${cost.drafted} drafts accepted` : "no drafts",
+    `${usage.prompt_tokens_details.cached_tokens} of ${usage.prompt_tokens} prompt tokens cached`,
+  ].join(" · ");
+}
+
+// Splits a stream into events; yields data as text, and comments as news.
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      if (part.startsWith("data: ")) yield { data: part.slice(6) };
+      else if (part.startsWith(": ")) yield { news: JSON.parse(part.slice(2)) };
+    }
+  }
+}
+
+function addText(place, text, drafted) {
+  const characters = Array.from(text); // the gateway counts code points
+  const parts = [["drafted", characters.slice(0, drafted)], ["", characters.slice(drafted)]];
+  for (const [kind, some] of parts) {
+    if (some.length) place.append(element("span", kind, some.join("")));
+  }
+}
+
+async function answer() {
+  const item = shown("assistant"), place = item.querySelector(".text");
+  asking = new AbortController();
+  settle();
+  const began = performance.now();
+  const clock = setInterval(() => { item.dataset.s = Math.round((performance.now() - began) / 1000); waits(item); }, 1000);
+  let text = "", failed = "";
+  try {
+    const response = await fetch("/v1/chat/completions", {
+      method: "POST",
+      headers: { "content-type": "application/json", ...headers() },
+      signal: asking.signal,
+      body: JSON.stringify({
+        model,
+        messages: chat,
+        stream: true,
+        stream_options: { include_usage: true },
+        max_tokens: Number(at("tokens").value),
+        temperature: Number(at("temperature").value),
+      }),
+    });
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    for await (const one of events(response.body)) {
+      if (one.news) { item.dataset.news = one.news; waits(item); continue; }
+      if (one.data === "[DONE]") break;
+      const said = JSON.parse(one.data);
+      if (said.error) throw new Error(said.error.message);
+      const choice = said.choices[0];
+      if (choice && choice.delta.content) {
+        text += choice.delta.content;
+        addText(place, choice.delta.content, said.spu_llm ? said.spu_llm.drafted_characters : 0);
+        item.dataset.news = "writing";
+      }
+      if (said.usage) item.append(element("p", "cost", costOf(said.usage)));
+    }
+  } catch (error) {
+    failed = error.name === "AbortError" ? "Stopped." : error.message;
+    item.append(element("p", "cost", failed));
+    item.classList.add("error");
+  }
+  clearInterval(clock);
+  at("news").textContent = "";
+  if (text) chat.push({ role: "assistant", content: text });
+  asking = null;
+  settle();
+  look();
+  at("words").focus();
+}
+
+function waits(item) {
+  at("news").textContent = `${item.dataset.news || "waiting"} … ${item.dataset.s || 0} s`;
+}
+
+function settle() {
+  const busy = asking !== null;
+  at("send").disabled = busy;
+  at("stop").disabled = !busy;
+  for (const id of ["retry", "clear", "export"]) at(id).disabled = busy || chat.length === 0;
+}
+
+async function look() {
+  try {
+    const health = await (await fetch("/health", { headers: headers() })).json();
+    if (health.model) model = health.model;
+    const ready = (health.ready || []).filter((one) => one.prompt_tokens);
+    const best = ready.reduce((a, b) => (b.answer_tokens_at_least > a.answer_tokens_at_least ? b : a), ready[0]);
+    const lacking = (health.ready || []).reduce((sum, one) => sum + one.batches_lacking, 0);
+    at("ready").textContent = (best
+      ? `Ready for ${best.prompt_tokens} tokens of a question and ${best.answer_tokens_at_least} or more of its answer`
+      : health.conversations ? "A session is open" : "No session is open yet") +
+      (lacking ? `; ${count(lacking, "batch").replace("batchs", "batches")} of material to make` : "");
+    if (at("learned").open) {
+      const { learned } = await (await fetch("/privacy", { headers: headers() })).json();
+      const facts = Object.entries(learned || {}).map(([party, some]) => {
+        const list = element("ul");
+        list.append(...some.map((fact) => element("li", "", fact)));
+        return [element("h2", "", `The ${party}`), list];
+      });
+      at("facts").replaceChildren(...facts.flat());
+    }
+  } catch {
+    at("ready").textContent = "The gateway does not answer.";
+  }
+}
+
+at("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const words = at("words").value.trim();
+  if (!words || asking) return;
+  at("words").value = "";
+  chat.push({ role: "user", content: words });
+  shown("user").querySelector(".text").textContent = words;
+  answer();
+});
+at("words").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    at("ask").requestSubmit();
+  }
+});
+at("stop").addEventListener("click", () => asking && asking.abort());
+at("retry").addEventListener("click", () => {
+  while (chat.length && chat[chat.length - 1].role === "assistant") chat.pop();
+  const last = at("log").lastElementChild;
+  if (last && last.classList.contains("assistant")) last.remove();
+  if (chat.length) answer();
+});
+at("clear").addEventListener("click", () => {
+  chat.length = 0;
+  at("log").replaceChildren();
+  settle();
+});
+at("export").addEventListener("click", () => {
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify(chat, null, 2)], { type: "application/json" }));
+  link.download = "chat.json";
+  link.click();
+  URL.revokeObjectURL(link.href);
+});
+at("learned").addEventListener("toggle", look);
+setInterval(() => document.hidden || look(), 3000);
+look();
