@@ -89,8 +89,8 @@ class Conversation:
 
         options: of them a conversation has the limit of an answer, temperature, drafts and their
         seed. before: what comes before the first turn, on shares: what a system says, earlier turns
-        and answers. ahead: open it before its first turn, which takes drafts; may_make: asked now
-        and then whether what turns take may be made now. InputError for other options, and for a
+        and answers. ahead: open it before its first turn; may_make: asked now and then whether what
+        turns take may be made now. InputError for other options, and for a
         model that has no chats.
         """
         for option in fields(options):

@@ -175,7 +175,7 @@ def _ahead(options: argparse.Namespace) -> Ahead | None:
         raise InputError(f"--ahead-turn must be 0 to {MOST_TURN_ROWS}, found {turn}")
     if not 0 <= answer <= MOST_AHEAD_STEPS:
         raise InputError(f"--ahead-answer must be 0 to {MOST_AHEAD_STEPS}, found {answer}")
-    if not turn or not options.draft_length or options.backend != OWN:
+    if not turn or options.backend != OWN:
         return None
     return Ahead(turn, answer)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from models.family import ModelConfig
+from protocols.verification.variants import HIDING
 from spu_llm.core.errors import InputError
 from spu_llm.systems.decoding.request import Request
 
@@ -33,6 +34,13 @@ class ChatRequest(Request):
     @property
     def begins_later(self) -> bool:
         return self.turn_rows > 0
+
+    @property
+    def hide_progress(self) -> bool:
+        """Return whether the provider does not learn which rows hold text: also without drafts,
+        where those of a turn are not told.
+        """
+        return super().hide_progress or (self.begins_later and self.verify in HIDING)
 
     def rows_of_turn(self, tokens: int) -> int:
         """Return how many rows a turn of so many tokens takes, what of the text before goes into
@@ -92,7 +100,9 @@ class ChatRequest(Request):
         if self.prompt_tokens:
             raise InputError("a conversation whose turns are prepared has no prompt of its own")
         if not self.hide_progress:
-            raise InputError("turns are prepared where drafts are hidden; leave --standard out")
+            raise InputError(
+                f"--verify {self.verify} shows which rows hold text; use token or race"
+            )
 
     def _most_written(self, config: ModelConfig) -> int:
         return self.live_rows(config) * self.step_rows

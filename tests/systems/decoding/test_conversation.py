@@ -211,15 +211,16 @@ def _converse_as_in_plaintext(tokenizer: Tokenizer, simulation: Simulation, back
 READY: Any = {"turn_rows": 4, "ahead_steps": 2}
 
 
-def ready(new: int = 5, **options: Any) -> ChatRequest:
-    return replace(asked(3, new, 120, **options), prompt_tokens=0, **READY)
+def ready(new: int = 5, drafts: int = 3) -> ChatRequest:
+    return replace(asked(drafts, new, 120), prompt_tokens=0, **READY)
 
 
-def test_turns_of_standard_sizes_give_the_same_answers(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_turns_of_one_size_give_the_same_answers(tokenizer: Tokenizer, drafts: int) -> None:
     """The first turn comes like the others, each after rows that hold no text."""
     turns = [[40, 41, 42], *LATER, [50] * 9]
     expected, text = expected_of(turns, set())
-    completion = Completion.of(PRIVATE, ready())
+    completion = Completion.of(PRIVATE, ready(drafts=drafts))
     talk = turns_of(tokenizer, completion, turns)
     talk.side = replace(talk.side, prompt=[])
     answers, empty = [], []
@@ -234,13 +235,14 @@ def test_turns_of_standard_sizes_give_the_same_answers(tokenizer: Tokenizer) -> 
     assert empty == [1, 0, 2, 2]
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
 def test_what_a_turn_takes_is_made_before_it(
-    tokenizer: Tokenizer, own_simulation: Simulation
+    tokenizer: Tokenizer, own_simulation: Simulation, drafts: int
 ) -> None:
     """While the client says nothing, unless it says that now is no time for it; the answers are
     those in plaintext, and nothing is made while somebody waits for one.
     """
-    request, said_turns = ready(new=3), [[40, 41, 42], [60, 61, 62]]
+    request, said_turns = ready(3, drafts), [[40, 41, 42], [60, 61, 62]]
     plain = turns_of(tokenizer, Completion.of(PRIVATE, request), said_turns)
     plain.side = replace(plain.side, prompt=[])
     expected: list[list[int]] = []
@@ -304,7 +306,7 @@ def test_what_a_turn_takes_is_made_before_it(
         ({"turn_rows": 513}, "1 to 512 tokens"),
         ({"ahead_steps": 257}, "256 steps"),
         ({"prompt_tokens": 3}, "no prompt of its own"),
-        ({"draft_length": 0}, "leave --standard out"),
+        ({"draft_length": 0, "verify": "post"}, "use token or race"),
     ],
 )
 def test_what_cannot_be_made_ahead_is_refused(options: dict[str, Any], words: str) -> None:
