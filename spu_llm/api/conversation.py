@@ -104,6 +104,7 @@ class Conversation:
             self._text.text.tokenizer, options.draft_length, options.draft_model, options.drafts
         )
         self.messages: list[Message] = list(before)
+        self.most: int | None = None  # tokens of answers from now on, within the options' limit
         self._next_turn: NextTurn = lambda answer: None
         self._cut: tuple[list[Message], tuple[str, str]] = [], ("", "")  # a chat, and its parts
         self._head = "" if ahead is None else self._head_ahead()  # of the session
@@ -314,7 +315,7 @@ class Conversation:
         self._rendered, self._stopping, self._has_text = head + rest, "", False
         self._rows += len(turn)
         self._answering = True
-        self._say(turn=turn)
+        self._say(turn=turn, most=self.most)
 
     def _hears(self, tell_worker: Callable[..., None]) -> None:
         self._tell = tell_worker

@@ -7,10 +7,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
-from spu_llm.api.conversation import Ahead, Answer, Conversation, Later, Said
+from spu_llm.api.conversation import CONVERSATION_TOKENS, Ahead, Answer, Conversation, Later, Said
 from spu_llm.api.events import Event, OnEvent, Stock
 from spu_llm.api.provider import Provider
 from spu_llm.core.errors import PeerError, StalledError
@@ -26,6 +27,15 @@ def can_be_kept(asked: Asked) -> bool:
     """
     messages = asked.prompt
     return not isinstance(messages, str) and messages[-1].role == "user" and not asked.options.stop
+
+
+def session_options(asked: Asked, ahead: Ahead | None) -> CompletionOptions:
+    """Return the options that a request's session has. Opened ahead, it has room for any answer,
+    and how long one may be the client alone knows.
+    """
+    if ahead is None:
+        return asked.options
+    return replace(asked.options, max_new_tokens=CONVERSATION_TOKENS)
 
 
 class Kept:
@@ -72,17 +82,19 @@ class Kept:
         """Tell whether a request is the next turn, or may be the first one. Programs may cut white
         space around texts. Takes the time of a template where it is a spare one.
         """
-        if not can_be_kept(asked) or asked.options != self.options:
+        if not can_be_kept(asked) or session_options(asked, self._ahead) != self.options:
             return False
         assert not isinstance(asked.prompt, str)
         if self.is_spare and not self._before:
             return self._conversation.begins(asked.prompt)
         return _shown(self._conversation.messages) == _shown(asked.prompt[:-1])
 
-    def answer(self, chat: Sequence[Message], heard: OnEvent, look: Look) -> Answer:
+    def answer(self, asked: Asked, heard: OnEvent, look: Look) -> Answer:
         """Return the answer to the last turn of a chat. An error ends the conversation."""
+        assert not isinstance(asked.prompt, str)
         self._heard, self._look = heard, look
-        self._turns.put(list(chat))
+        self._conversation.most = asked.options.max_new_tokens
+        self._turns.put(asked.prompt)
         end = self._ends.get()
         # Whoever asked may go now: the session stays.
         self._look = lambda: None

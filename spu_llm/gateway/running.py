@@ -18,7 +18,7 @@ from spu_llm.api.conversation import Ahead
 from spu_llm.api.events import Event, FetchingHint, Learned, Making, Stage, Stock, Text
 from spu_llm.core.errors import BusyError, SpuLlmError
 from spu_llm.gateway.asked import Asked
-from spu_llm.gateway.kept import Kept, can_be_kept
+from spu_llm.gateway.kept import Kept, can_be_kept, session_options
 from spu_llm.gateway.outcome import Outcome, of_answer, of_completion
 from spu_llm.gateway.quiet import is_quiet
 from spu_llm.gateway.refusals import Refused, refused
@@ -189,15 +189,16 @@ class Requests:
         """Answer a turn in the conversation that it goes on with, or in another one."""
         asked = request.asked
         assert not isinstance(asked.prompt, str)
+        options = session_options(asked, self.ahead)
         kept = await self._that_goes_on(asked)
         if kept is None:
             await self._evict(self.keep - 1)
             before = asked.prompt[:-1]
-            kept = await asyncio.to_thread(self._conversation, asked.options, before)
+            kept = await asyncio.to_thread(self._conversation, options, before)
         try:
-            answer = await asyncio.to_thread(kept.answer, asked.prompt, request.heard, request.look)
+            answer = await asyncio.to_thread(kept.answer, asked, request.heard, request.look)
         finally:
-            self._asked.append(asked.options)
+            self._asked.append(options)
             self._beside_requests(self._open_spare(SPARE_AFTER_S))
         self._keep(kept)
         await self._evict(self.keep)

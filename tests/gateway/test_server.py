@@ -25,7 +25,7 @@ import uvicorn
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
 from spu_llm.api.completion import BothWays, Completion, Prefetched, Seconds
-from spu_llm.api.conversation import Ahead, Answer, Later
+from spu_llm.api.conversation import CONVERSATION_TOKENS, Ahead, Answer, Later
 from spu_llm.api.events import Learned, Making, OnEvent, Stock, Text
 from spu_llm.core.errors import BusyError, InputError, PeerError, SpuLlmError
 from spu_llm.core.machine import machine
@@ -112,7 +112,7 @@ def served(
 ) -> Iterator[int]:
     """Yield the port of a gateway that asks `client`."""
     requests = Requests(client, at_once, keep, ahead)  # type: ignore[arg-type]
-    first = CompletionOptions(max_new_tokens=256)
+    first = CompletionOptions(max_new_tokens=CONVERSATION_TOKENS)
     gateway = Gateway(requests, CompletionOptions(), first, "private", token, hosts)
     run = uvicorn.Server(
         uvicorn.Config(gateway.application(), log_config=None, timeout_graceful_shutdown=1)
@@ -510,6 +510,7 @@ class Talk:
         may_make: Callable[[], bool],
     ) -> None:
         self.messages, self.may_make, self.options = list(before), may_make, options
+        self.most: int | None = None
         self.before, self.turns, self.is_over = len(before), 0, False
         self.made.append(self)
 
@@ -683,7 +684,8 @@ def test_a_session_is_there_before_a_chat(fake: Fake, talks: list[Talk], quick: 
             "answer_tokens_at_least": 3,
             "batches_lacking": 5,
         }
-        create(model="private", messages=said("a", "b", "c"))
+        create(model="private", messages=said("a", "b", "c"), max_tokens=7)
+        assert talks[0].most == 7  # any other is as good
         assert [m.content.strip() for m in talks[0].messages] == ["a", "b", "c", "answer 1"]
         assert eventually(lambda: len(talks) == 2)
         create(model="private", messages=said("a", "b", "c", "answer 1", "d"))

@@ -109,7 +109,7 @@ def _run(options: argparse.Namespace) -> None:
     import uvicorn
 
     from spu_llm.api.client import Client, CompletionOptions
-    from spu_llm.gateway.openai import CHAT_TOKENS
+    from spu_llm.api.conversation import CONVERSATION_TOKENS
     from spu_llm.gateway.running import Requests
     from spu_llm.gateway.server import Gateway
 
@@ -141,7 +141,7 @@ def _run(options: argparse.Namespace) -> None:
     ahead = _ahead(options) if text.template is not None else None
     requests = Requests(client, options.at_once, keep, ahead)
     hosts = LOOPBACK | {host, _bracketed(host)} if here else None
-    first = replace(asked, max_new_tokens=CHAT_TOKENS)
+    first = replace(asked, max_new_tokens=CONVERSATION_TOKENS)
     gateway = Gateway(requests, asked, first, options.name, token, hosts)
     server = uvicorn.Server(
         uvicorn.Config(

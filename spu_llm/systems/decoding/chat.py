@@ -1,9 +1,9 @@
 """The program behind `chat`: a conversation, this party's side.
 
-The client's user says `turn` (token ids), `stop` (the answer that is being written), `make`
-(whether now is a time to make something for the next turn) and `end`; the worker says `answer`
-after each, `open` before the first one where that comes later, and `stock`, how far correlated
-randomness for the next one goes.
+The client's user says `turn` (token ids, with the `most` tokens of its answer), `stop` (the answer
+that is being written), `make` (whether now is a time to make something for the next turn) and
+`end`; the worker says `answer` after each, `open` before the first one where that comes later, and
+`stock`, how far correlated randomness for the next one goes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class User:
 
     def __init__(self, hear: Hear) -> None:
         self._hear = hear
-        self._turns: list[list[int]] = []
+        self._turns: list[dict[str, Any]] = []
+        self._most: int | None = None
         self._ended = self._stopped = False
         self.may_make = True
         self._silent_since = time.monotonic()
@@ -58,9 +59,14 @@ class User:
         if not self._turns and not self._ended:
             self._listen(seconds)
         if self._turns:
-            self._stopped = False
-            return self._turns.pop(0)
+            self._stopped, turn = False, self._turns.pop(0)
+            self._most = turn.get("most")
+            return list(turn["turn"])
         return None if self._ended or time.monotonic() - self._silent_since > IDLE_S else []
+
+    def most(self) -> int | None:
+        """Return how many tokens the answer to the last turn may have, within what was agreed."""
+        return self._most
 
     def answered(self) -> None:
         """Begin to count the user's silence: an answer has ended."""
@@ -70,7 +76,7 @@ class User:
         said = self._hear(seconds)
         if said is None:
             return False
-        self._turns += [said["turn"]] if "turn" in said else []
+        self._turns += [dict(said)] if "turn" in said else []
         self._stopped |= "stop" in said
         self.may_make = said.get("make", self.may_make)
         self._ended |= "end" in said
@@ -90,7 +96,7 @@ def run(
     turns = None
     if session.rank == CLIENT:
         side = client_side_of(job.client, completion, send)
-        side.interrupted = user.interrupted
+        side.interrupted, side.most = user.interrupted, user.most
         turns = Turns(side, user.next_tokens)
     provider = None if turns is not None else provider_stream(job.provider)
     ahead = None

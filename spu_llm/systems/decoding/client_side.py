@@ -43,6 +43,7 @@ class ClientSide:
     around: ClientPart | None = None
     branching: Branching | None = None
     interrupted: Callable[[], bool] = lambda: False  # whether the text is to end where it is
+    most: Callable[[], int | None] = lambda: None  # tokens that the user wants at most
     begins: bool = False  # whether the text is one of its own, rather than the prompt's end
 
     def __post_init__(self) -> None:
@@ -198,6 +199,8 @@ class ClientSide:
             for i, (branch, k) in enumerate(zip(self._branches, stay, strict=True))
         ]
         before = len(self.tokens)
+        most = self.most()
+        limit = limit if most is None else min(limit, most)
         self._emitted.add(emitted[won], limit, len(emitted[won]) - 1)
         self._gained = len(self.tokens) - before
         if self.interrupted():
