@@ -119,6 +119,7 @@ class Conversation:
         self._is_open = False  # whether this session hears turns
         self._makes = True  # whether the worker was told so
         self._has_text = False  # of the answer that is being written
+        self._again = False  # whether a session ended before that answer
 
     def hold(
         self, next_turn: NextTurn, on_event: OnEvent = lambda event: None, look: Look = lambda: None
@@ -143,9 +144,10 @@ class Conversation:
                     self._session(server, pool, seed, on_event)
             except PeerError as error:
                 # While nobody says anything, a provider may end a session, or start again.
-                begun = self._answers or self._is_open
+                begun = self._answers or (self._is_open and not self._again)
                 if not begun or self._has_text or self._waiting:
                     raise
+                self._again = True
                 words = f"the session ended ({error}); beginning another one"
                 on_event(Note(words))
             finally:
@@ -180,10 +182,10 @@ class Conversation:
 
     def _parts(self, messages: Sequence[Message]) -> tuple[str, str]:
         """Return a chat as its template writes it: the public head, and the rest."""
-        chat = list(messages)
-        if self._cut[0] != chat:
-            self._cut = chat, cut(self._render, chat)
-        return self._cut[1]
+        chat, last = list(messages), self._cut  # several threads may ask
+        if last[0] != chat:
+            last = self._cut = chat, cut(self._render, chat)
+        return last[1]
 
     def _add(self, said: str | Sequence[Message] | Later) -> None:
         """Add what the user says to the chat."""
@@ -255,7 +257,8 @@ class Conversation:
         on_event(Learned(outcome.result["learned"]))
 
     def _steps(self, ahead: Ahead) -> int:
-        return min(likely_steps(ahead.answer_tokens, self._drafts.length), MOST_AHEAD_STEPS)
+        steps = likely_steps(ahead.answer_tokens, self._drafts.length)
+        return max(0, min(steps, MOST_AHEAD_STEPS))
 
     def _begin(self) -> tuple[list[int], list[int]]:
         """Begin a session: return the tokens of its public head, and of what the session begins
@@ -281,7 +284,7 @@ class Conversation:
 
     def _answered(self, answer: Answer) -> None:
         """Go on with what the user says after an answer."""
-        self._answers += 1
+        self._answers, self._again = self._answers + 1, False
         self.messages.append(Message("assistant", answer.text))
         # The row of the answer's last token is computed with the next turn.
         self._rows += len(answer.token_ids)
@@ -304,7 +307,7 @@ class Conversation:
         head, rest = self._parts(self.messages)
         if not self._rendered:
             prefix, turn = chat_encoded(self._text, head, rest)
-            self._rows = len(prefix)
+            self._rows = self._cached = len(prefix)
             goes_on = head == self._head
         else:
             added = going_on(self._rendered, self.messages[-2].content, head + rest)

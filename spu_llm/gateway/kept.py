@@ -97,7 +97,7 @@ class Kept:
         self._turns.put(asked.prompt)
         end = self._ends.get()
         # Whoever asked may go now: the session stays.
-        self._look = lambda: None
+        self._look, self._heard = (lambda: None), (lambda event: None)
         if isinstance(end, Exception):
             self._thread.join()
             raise end

@@ -16,7 +16,7 @@ from models.chat import Message
 from spu_llm.api.client import Client, CompletionOptions
 from spu_llm.api.conversation import Ahead
 from spu_llm.api.events import Event, FetchingHint, Learned, Making, Stage, Stock, Text
-from spu_llm.core.errors import BusyError, SpuLlmError
+from spu_llm.core.errors import BusyError, PeerError, SpuLlmError
 from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.kept import Kept, can_be_kept, session_options
 from spu_llm.gateway.outcome import Outcome, of_answer, of_completion
@@ -26,6 +26,7 @@ from spu_llm.gateway.refusals import Refused, refused
 MOST = 64  # requests that wait or are answered; further ones are refused
 IDLE_S = 3540.0  # before the session of a conversation that has no turn ends by itself
 SPARE_AFTER_S = 1.0  # without a request, before a session is opened for the next chat
+WATCH_S = 30.0  # between two looks whether that session is still there
 
 
 class Cancelled(SpuLlmError):
@@ -58,6 +59,7 @@ class Answering:
 
     asked: Asked
     said: asyncio.Queue[Said] = field(default_factory=asyncio.Queue)
+    has_text: bool = False  # whether some of the answer was said
     _gone: threading.Event = field(default_factory=threading.Event)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
@@ -72,6 +74,7 @@ class Answering:
     def heard(self, event: Event) -> None:
         """Say what an event has for whoever asked; from any thread."""
         if isinstance(event, Text):
+            self.has_text = True
             self._put(Piece(event.text, event.drafted))
         elif words := _words(event):
             self._put(News(words))
@@ -88,7 +91,8 @@ class Answering:
 @dataclass
 class Requests:
     """Requests to one provider: `at_once` are answered at a time, and `keep` conversations stay
-    open beside them, of which one may be opened ahead of any chat (`ahead`; None: none is).
+    open beside them. One more is opened ahead of any chat (`ahead`; None: none is); where sessions
+    have a pool, which one at a time has, it is there only while no other is.
     """
 
     client: Client
@@ -102,6 +106,9 @@ class Requests:
     _asked: deque[CompletionOptions] = field(default_factory=lambda: deque(maxlen=5), init=False)
     _beside: set[asyncio.Future[None]] = field(default_factory=set, init=False)
     _ends: bool = field(default=False, init=False)
+    _watching: asyncio.Future[None] | None = field(default=None, init=False)
+    # Whoever opens or ends a conversation that is kept: places, and a pool, are few.
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.at_once)
@@ -122,9 +129,12 @@ class Requests:
         return [one.stock for one in self._kept if one.is_open and one.stock is not None]
 
     def open(self, options: CompletionOptions) -> None:
-        """Open a conversation ahead of any request, which is likely to have these options."""
+        """Open a conversation ahead of any request, which is likely to have these options, and see
+        to it that there is one from now on.
+        """
         self._asked.append(options)
-        self._beside_requests(self._open_spare(0.0))
+        if self.ahead is not None and self.keep:
+            self._watching = asyncio.ensure_future(self._watch())
 
     def begin(self, asked: Asked) -> Answering:
         """Take a request, which is answered when its turn comes. Refused where too many wait."""
@@ -138,11 +148,14 @@ class Requests:
     async def close(self) -> None:
         """End all sessions, and wait until they have."""
         self._ends = True
+        if self._watching is not None:
+            self._watching.cancel()
         for request in self._open:
             request.cancel()
         await asyncio.gather(*self._open.values(), return_exceptions=True)
         await asyncio.gather(*self._beside, return_exceptions=True)
-        await self._evict(0)
+        async with self._changing:
+            await self._evict(0)
 
     def abandon(self) -> None:
         """Let all sessions end by themselves, without a loop, which may have ended at any point of
@@ -175,41 +188,63 @@ class Requests:
         except BusyError:
             if not self._kept:
                 raise
-            await self._evict(0)  # whose places at the provider it can have
+            async with self._changing:
+                await self._evict(0)  # whose places at the provider it can have
             return await self._answered(request)
 
     async def _answered(self, request: Answering) -> Outcome:
         if self.keep and can_be_kept(request.asked):
             return await self._turn(request)
-        if self.client.provider.pool is not None:
-            await self._evict(0)  # one session at a time has it
+        async with self._changing:
+            if self.client.provider.pool is not None:
+                await self._evict(0)  # one session at a time has it
         return await asyncio.to_thread(self._completed, request)
 
     async def _turn(self, request: Answering) -> Outcome:
         """Answer a turn in the conversation that it goes on with, or in another one."""
-        asked = request.asked
-        assert not isinstance(asked.prompt, str)
-        options = session_options(asked, self.ahead)
-        kept = await self._that_goes_on(asked)
-        if kept is None:
-            await self._evict(self.keep - 1)
-            before = asked.prompt[:-1]
-            kept = await asyncio.to_thread(self._conversation, options, before)
+        kept, was_there = await self._conversation_for(request.asked)
         try:
-            answer = await asyncio.to_thread(kept.answer, asked, request.heard, request.look)
+            answer = await asyncio.to_thread(
+                kept.answer, request.asked, request.heard, request.look
+            )
+        except PeerError:
+            if not was_there or request.has_text:
+                raise
+            # Its session had ended, and nobody knew yet.
+            kept, _ = await self._conversation_for(request.asked)
+            answer = await asyncio.to_thread(
+                kept.answer, request.asked, request.heard, request.look
+            )
         finally:
-            self._asked.append(options)
+            self._asked.append(session_options(request.asked, self.ahead))
             self._beside_requests(self._open_spare(SPARE_AFTER_S))
-        self._keep(kept)
-        await self._evict(self.keep)
+        async with self._changing:
+            self._keep(kept)
+            await self._evict(self.keep, spares=False)
         return of_answer(answer)
+
+    async def _conversation_for(self, asked: Asked) -> tuple[Kept, bool]:
+        """Return a conversation for a request, and whether it was there already."""
+        assert not isinstance(asked.prompt, str)
+        async with self._changing:
+            if (kept := await self._that_goes_on(asked)) is not None:
+                return kept, True
+            await self._evict(self._most - 1)
+            options, before = session_options(asked, self.ahead), asked.prompt[:-1]
+            return await asyncio.to_thread(self._conversation, options, before), False
+
+    @property
+    def _most(self) -> int:
+        """Return how many sessions are open at most, beside those that a request has."""
+        alone = self.ahead is None or self.client.provider.pool is not None
+        return self.keep if alone else self.keep + 1
 
     async def _that_goes_on(self, asked: Asked) -> Kept | None:
         """Return a conversation that a request goes on with, out of those that are kept."""
         self._kept = [one for one in self._kept if one.is_open]
         # A spare one last: what a chat has said already is worth more.
         for kept in sorted(self._kept, key=lambda one: one.is_spare):
-            if await asyncio.to_thread(kept.goes_on, asked) and kept in self._kept:
+            if await asyncio.to_thread(kept.goes_on, asked):
                 self._kept.remove(kept)
                 return kept
         return None
@@ -224,6 +259,12 @@ class Requests:
         """Return whether now is a time to make what later turns take."""
         return not self._open and is_quiet()
 
+    async def _watch(self) -> None:
+        """Open spare conversations, also in place of one that has ended."""
+        while True:
+            await self._open_spare(0.0)
+            await asyncio.sleep(WATCH_S)
+
     async def _open_spare(self, after_s: float) -> None:
         """Open a conversation for the next chat, with the options that most of the last requests
         had, where there is a place for one and nobody has asked for so long.
@@ -231,22 +272,20 @@ class Requests:
         if self.ahead is None:
             return
         await asyncio.sleep(after_s)
-        self._kept = [one for one in self._kept if one.is_open]
-        likely = Counter(self._asked).most_common(1)[0][0]
-        if self._ends or self._open or any(self._is_spare(one, likely) for one in self._kept):
-            return
-        if spare := next((one for one in self._kept if one.is_spare), None):
-            await self._end(spare)
-        if len(self._kept) >= self.keep:
-            return
-        try:
-            kept = await asyncio.to_thread(self._conversation, likely, [])
-        except SpuLlmError:
-            return  # a request will say why
-        if self._ends or len(self._kept) >= self.keep:
-            kept.abandon()
-        else:
-            self._keep(kept)
+        async with self._changing:
+            self._kept = [one for one in self._kept if one.is_open]
+            likely = Counter(self._asked).most_common(1)[0][0]
+            if self._open or any(self._is_spare(one, likely) for one in self._kept):
+                return
+            if spare := next((one for one in self._kept if one.is_spare), None):
+                await self._end(spare)
+            if self._ends or self._open or len(self._kept) >= self._most:
+                return
+            try:
+                kept = await asyncio.to_thread(self._conversation, likely, [])
+            except SpuLlmError:
+                return  # a request will say why
+            self._keep(kept)  # and `close` ends it
 
     def _is_spare(self, kept: Kept, options: CompletionOptions) -> bool:
         return kept.is_spare and kept.options == options
@@ -261,11 +300,14 @@ class Requests:
         asyncio.get_running_loop().call_later(IDLE_S, self._expire, kept, kept.turns)
 
     def _expire(self, kept: Kept, turns: int) -> None:
-        """End a conversation that is as it was; open a spare one in its place."""
+        """End a conversation that is as it was."""
         if kept in self._kept and kept.turns == turns:
-            self._kept.remove(kept)
-            self._beside_requests(asyncio.to_thread(kept.close, self._heard_last))
-            self._beside_requests(self._open_spare(SPARE_AFTER_S))
+            self._beside_requests(self._end_idle(kept))
+
+    async def _end_idle(self, kept: Kept) -> None:
+        async with self._changing:
+            if kept in self._kept:
+                await self._end(kept)
 
     def _beside_requests(self, work: Coroutine[Any, Any, None]) -> None:
         """Have something done that no request waits for."""
@@ -282,13 +324,13 @@ class Requests:
         self.learned = completion.learned
         return of_completion(completion)
 
-    async def _evict(self, most: int) -> None:
-        """End conversations until `most` are left: spare ones first, those of a single turn, which
-        may never have another, then those that were used longest ago.
+    async def _evict(self, most: int, *, spares: bool = True) -> None:
+        """End conversations until `most` are left, spare ones not counted unless `spares`: spare
+        ones first, those of a single turn, which may never have another, then those that were used
+        longest ago.
         """
-        while len(self._kept) > most:
-            kept = min(self._kept, key=lambda one: min(one.turns, 2))
-            await self._end(kept)
+        while len(some := [one for one in self._kept if spares or not one.is_spare]) > most:
+            await self._end(min(some, key=lambda one: min(one.turns, 2)))
 
     def _heard_last(self, event: Event) -> None:
         if isinstance(event, Learned):

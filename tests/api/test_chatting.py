@@ -140,7 +140,11 @@ class Sessions:
         hears(lambda **words: said.append(words))
         for number in range(self._lengths.pop(0)):
             answer = f"answer {number}"
-            report = {"finish_reason": "length"}
+            report = {"finish_reason": "length", "steps": 1, "drafted": 0, "accepted": 0}
+            ways = [
+                f"{way}_{what}" for way in ("sent", "received") for what in ("bytes", "messages")
+            ]
+            traffic = {phase: dict.fromkeys(ways, 1) for phase in ("offline", "prefill", "decode")}
             seconds = {"offline": 0.0, "prefill": 0.0, "decode": 0.0}
             on_event(
                 {
@@ -149,6 +153,7 @@ class Sessions:
                     "token_ids": [1],
                     "report": report,
                     "seconds": seconds,
+                    "traffic": traffic,
                 },
                 SimpleNamespace(snapshot=Counters),
             )

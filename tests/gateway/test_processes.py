@@ -85,7 +85,7 @@ def test_programs_get_the_models_text(
     assert first == greedy(model, ["hi"], 4)[0] and got.choices[0].finish_reason == "length"
     assert got.usage is not None and got.usage.completion_tokens == 4
     assert got.usage.prompt_tokens_details is not None
-    assert got.usage.prompt_tokens_details.cached_tokens == 0
+    assert got.usage.prompt_tokens_details.cached_tokens == 6  # the template's public words
     more = [*HELLO, {"role": "assistant", "content": first}, {"role": "user", "content": "so"}]
     got = client.chat.completions.create(
         model="private", messages=more, max_tokens=4, temperature=0
@@ -125,7 +125,7 @@ def test_a_provider_that_has_gone_is_said(parties: tuple[Command, Command, opena
         (("--listen", "127.0.0.1:0", "--token-file", "absent"), "cannot read"),
         (("--listen", "127.0.0.1:0", "--at-once", "0"), "--at-once must be 1 to"),
         (("--listen", "here"), "--listen"),
-        (("--pool", "pool", "--keep", "1"), "leave --keep and --at-once out"),
+        (("--pool", "pool", "--keep", "2"), "give --keep 0 or 1"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(

@@ -498,7 +498,8 @@ class Talk:
 
     made: list[Talk] = []
     most_open = 9  # places at the provider
-    fails = False
+    fails = ends = False
+    gone = 0  # how many of those made, the first ones, have no provider
 
     def __init__(
         self,
@@ -519,6 +520,8 @@ class Talk:
             while (said := next_turn(answer)) is Later.LATER:
                 answer = None
                 look()
+                if self.ends:
+                    raise PeerError("it ended")
                 time.sleep(0.02)
             return said
 
@@ -533,7 +536,7 @@ class Talk:
                 if not isinstance(said, str):
                     *self.messages, said = *said[:-1], said[-1].content
                 self.messages.append(Message("user", said))
-                if said == "fail":
+                if said == "fail" or self.made.index(self) < self.gone:
                     raise PeerError("it went away")
                 while said == "wait":
                     look()
@@ -676,7 +679,7 @@ def test_a_session_is_there_before_a_chat(fake: Fake, talks: list[Talk], quick: 
     """The chat begins in it, and goes on there; another one is opened for the next, with the same
     options.
     """
-    with served(fake, keep=2, ahead=READY) as port:
+    with served(fake, keep=1, ahead=READY) as port:
         create = of_openai(port).chat.completions.create
         assert eventually(lambda: len(talks) == 1 and len(ready_in(port)) == 1)
         assert ready_in(port)[0] == {
@@ -691,13 +694,13 @@ def test_a_session_is_there_before_a_chat(fake: Fake, talks: list[Talk], quick: 
         create(model="private", messages=said("a", "b", "c", "answer 1", "d"))
         assert talks[0].turns == 2 and not talks[1].turns
         create(model="private", messages=said("x"))
-        assert talks[1].turns == 1
-        time.sleep(0.3)
-        assert len(talks) == 2  # there is no place for a third one
+        assert talks[1].turns == 1 and talks[1].is_over  # which went on least
+        assert eventually(lambda: len(talks) == 3) and not talks[0].is_over
 
 
 def test_a_spare_session_gives_way(fake: Fake, talks: list[Talk], quick: None) -> None:
     """To a chat that it cannot begin; the next one has that chat's options."""
+    fake.provider.pool = "pool"  # one session at a time has it
     with served(fake, keep=1, ahead=READY) as port:
         create = of_openai(port).chat.completions.create
         assert eventually(lambda: len(talks) == 1)
@@ -705,10 +708,13 @@ def test_a_spare_session_gives_way(fake: Fake, talks: list[Talk], quick: None) -
         assert talks[0].is_over and talks[1].turns == 1
         create(model="private", messages=said("b"), temperature=0)
         assert talks[1].is_over and talks[2].turns == 1
-    with served(fake, keep=3, ahead=READY) as port:
-        of_openai(port).chat.completions.create(model="private", messages=said("b"), temperature=0)
+        of_openai(port).completions.create(model="private", prompt="p")
+        assert talks[2].is_over
+    fake.provider.pool = None
+    with served(fake, keep=2, ahead=READY) as port:
         create = of_openai(port).chat.completions.create
-        create(model="private", messages=said("c"), temperature=0)
+        for text in ("b", "c"):
+            create(model="private", messages=said(text), temperature=0)
         assert eventually(lambda: not talks[-1].turns and talks[-1].options.temperature == 0)
     assert all(talk.is_over for talk in talks)
 
@@ -723,11 +729,29 @@ def test_a_spare_session_that_fails_is_no_requests_failure(
         assert of_openai(port).chat.completions.create(model="private", messages=said("a")).choices
 
 
+def test_a_session_that_has_ended_is_no_requests_failure(
+    fake: Fake, talks: list[Talk], quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is answered in another one; where that fails too, it is told."""
+    monkeypatch.setattr(running, "WATCH_S", 0.05)
+    with served(fake, keep=1, ahead=READY) as port:
+        create = of_openai(port).chat.completions.create
+        assert eventually(lambda: len(talks) == 1)
+        talks[0].ends = True
+        assert eventually(lambda: len(talks) == 2)  # in place of the one that has ended
+        monkeypatch.setattr(Talk, "gone", 2)
+        assert create(model="private", messages=said("a")).choices[0].message.content
+        assert talks[1].is_over and talks[2].turns == 1
+        monkeypatch.setattr(Talk, "gone", 9)
+        with pytest.raises(openai.APIStatusError, match="it went away"):
+            create(model="private", messages=said("b"))
+
+
 def test_nothing_is_made_while_somebody_waits(
     fake: Fake, talks: list[Talk], quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "is_quiet", lambda: True)
-    with served(fake, keep=2, ahead=READY) as port:
+    with served(fake, keep=1, ahead=READY) as port:
         assert eventually(lambda: len(talks) == 1 and talks[0].may_make())
         create = of_openai(port).chat.completions.create
         stream = create(model="private", messages=said("wait"), stream=True)

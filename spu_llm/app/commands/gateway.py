@@ -77,8 +77,8 @@ def add_command(commands: Any) -> None:
         "--keep",
         type=int,
         metavar="N",
-        help="chats whose sessions stay open for their next turns, with one that is opened for the "
-        "next chat; each has a place at the provider (default: 2, with --pool 1)",
+        help="chats whose sessions stay open for their next turns; one more is opened for the next "
+        "chat, except with --pool; each has a place at the provider (default: 1)",
     )
     gateway.add_argument(
         "--ahead-turn",
@@ -123,13 +123,12 @@ def _run(options: argparse.Namespace) -> None:
         )
     if not 1 <= options.at_once <= _MOST_AT_ONCE:
         raise InputError(f"--at-once must be 1 to {_MOST_AT_ONCE}, found {options.at_once}")
-    most = 2 if options.pool is None else 1
     if options.pool is not None and ((options.keep or 0) > 1 or options.at_once > 1):
         raise InputError(
             "one session at a time has --pool; give --keep 0 or 1 and leave --at-once out, or "
             "leave --pool out"
         )
-    keep = options.keep if options.keep is not None else most
+    keep = 1 if options.keep is None else options.keep
     if not 0 <= keep <= _MOST_AT_ONCE:
         raise InputError(f"--keep must be 0 to {_MOST_AT_ONCE}, found {keep}")
     drafting.check(options)

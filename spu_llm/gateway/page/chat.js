@@ -159,6 +159,7 @@ at("ask").addEventListener("submit", (event) => {
   const words = at("words").value.trim();
   if (!words || asking) return;
   at("words").value = "";
+  if (chat.length && chat[chat.length - 1].role === "user") chat.pop(); // it got no answer
   chat.push({ role: "user", content: words });
   shown("user").querySelector(".text").textContent = words;
   answer();

@@ -1,7 +1,8 @@
 """What a conversation's next turn and its answer take, made while the client has nothing to say.
 
-Both parties make a batch at a time, so that a turn waits for one at most. What is made follows from
-public sizes alone; when, from when the client says nothing, which the provider sees anyway.
+Both parties make a batch at a time, so that a turn waits for one at most, or at first until it is
+known what turns take. What is made follows from public sizes alone; when, from when the client says
+nothing, and lets it be made: the provider sees that.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class Ahead:
             self.session.dry(), request.turn_rows, request.step_rows, request.ahead_steps
         )
         self._totals = list(accumulate(course))
-        self.session.set_up(self._totals[-1])
-        self._look()
+        if self._totals:  # nothing where the block has no room for a turn
+            self.session.set_up(self._totals[-1])
+            self._look()
 
     def make_batch(self) -> None:
         """Make a batch of what is lacking, of the turn's first, at the same time as the peer."""

@@ -56,8 +56,9 @@ class User:
         """Return the next turn's tokens, as `Turns` asks for them; None, too, once nothing was said
         for IDLE_S.
         """
-        if not self._turns and not self._ended:
-            self._listen(seconds)
+        if not self._turns and not self._ended and self._listen(seconds):
+            while self._listen(0.0):
+                pass
         if self._turns:
             self._stopped, turn = False, self._turns.pop(0)
             self._most = turn.get("most")
@@ -94,10 +95,18 @@ def run(
         decoder = completion.decoder(session, held_weights(session, config, job), text)
     user = User(hear)
     turns = None
+    told = asked = 0  # of the meter's entries: up to the last answer, and to its turn
+
+    def next_tokens(seconds: float) -> list[int] | None:
+        nonlocal asked
+        if tokens := user.next_tokens(seconds):
+            asked = len(session.meter.entries)
+        return tokens
+
     if session.rank == CLIENT:
         side = client_side_of(job.client, completion, send)
         side.interrupted, side.most = user.interrupted, user.most
-        turns = Turns(side, user.next_tokens)
+        turns = Turns(side, next_tokens)
     provider = None if turns is not None else provider_stream(job.provider)
     ahead = None
     if job.request.begins_later:
@@ -115,13 +124,12 @@ def run(
         send("open")
     else:
         send("stage", name=f"prefilling {job.request.prompt_tokens} tokens")
-    told = 0  # of the meter's entries
     for report in converse(session, completion, decoder, turns, provider, on_step, ahead):
-        entries = session.meter.entries[told:]
-        told = len(session.meter.entries)
+        entries = session.meter.entries
         if turns is not None:
-            send("answer", **_answer(turns.side, report, entries))
+            send("answer", **_answer(turns.side, report, entries[asked:], entries[told:]))
             user.answered()
+        told = len(entries)
     return {
         "seconds": session.meter.seconds,
         "traffic": {phase: asdict(session.meter.traffic(phase)) for phase in PHASES},
@@ -129,11 +137,13 @@ def run(
     }
 
 
-def _answer(side: ClientSide, report: Report, entries: list[Entry]) -> dict[str, Any]:
-    """Return what the client's user gets of an answer: the text, and what it took since the answer
-    before; traffic also of what was made while nobody waited.
+def _answer(
+    side: ClientSide, report: Report, waited: list[Entry], entries: list[Entry]
+) -> dict[str, Any]:
+    """Return what the client's user gets of an answer: the text, the seconds that it was waited
+    for, and all traffic since the answer before.
     """
-    own = [entry for entry in entries if not entry.beside]
+    own = [entry for entry in waited if not entry.beside]
     return {
         "text": side.text,
         "token_ids": side.tokens,

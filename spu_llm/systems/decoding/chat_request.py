@@ -12,7 +12,7 @@ from spu_llm.systems.decoding.request import Request
 # Rows of rejected drafts, before the block is packed again, as of a completion.
 _SPARE_ROWS = 160
 # What a client may have a provider make for a turn that may never come.
-MOST_TURN_ROWS, MOST_AHEAD_STEPS = 512, 256
+MOST_TURN_ROWS, MOST_AHEAD_STEPS, MOST_AHEAD_ROWS = 512, 256, 1024
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,25 @@ class ChatRequest(Request):
         """
         return super().hide_progress or (self.begins_later and self.verify in HIDING)
 
-    def rows_of_turn(self, tokens: int) -> int:
+    def rows_of_turn(self, tokens: int, room: int) -> int:
         """Return how many rows a turn of so many tokens takes, what of the text before goes into
-        its forward included.
+        its forward included, where the conversation has room for `room` rows more: near its end,
+        as many as the turn has.
         """
-        return tokens if not self.turn_rows else -(-tokens // self.turn_rows) * self.turn_rows
+        if not self.turn_rows:
+            return tokens
+        rounded = -(-tokens // self.turn_rows) * self.turn_rows
+        return rounded if rounded + self.turn_rows <= room else tokens
 
     @property
     def told(self) -> str:
-        tokens = f", rounded up to multiples of {self.turn_rows}" if self.turn_rows else ""
+        rounded, between = "", ""
+        if self.turn_rows:
+            rounded = f", rounded up to multiples of {self.turn_rows} while there is room"
+            between = "; between turns, when the client lets something be made for the next one"
         return (
             "temperature, top-k, top-p and token limits; when turns come, how many tokens each "
-            f"has{tokens}, and the number of each answer's steps"
+            f"has{rounded}, and the number of each answer's steps{between}"
         )
 
     def live_rows(self, config: ModelConfig) -> int:
@@ -75,6 +82,11 @@ class ChatRequest(Request):
 
     def check(self, config: ModelConfig) -> None:
         super().check(config)
+        if self.turn_rows >= self.live_rows(config):
+            raise InputError(
+                f"turns are prepared for {self.turn_rows} tokens, and the conversation may have "
+                f"{self.live_rows(config)}; prepare fewer"
+            )
         if self.prompt_tokens >= self.live_rows(config):
             raise InputError(
                 f"the first turn has {self.prompt_tokens} tokens, and the conversation may have "
@@ -97,6 +109,8 @@ class ChatRequest(Request):
             raise InputError(f"a turn is prepared for 1 to {MOST_TURN_ROWS} tokens")
         if not 0 <= self.ahead_steps <= MOST_AHEAD_STEPS:
             raise InputError(f"an answer is prepared for {MOST_AHEAD_STEPS} steps at most")
+        if self.turn_rows + self.ahead_steps * self.step_rows > MOST_AHEAD_ROWS:
+            raise InputError(f"turns are prepared with answers of {MOST_AHEAD_ROWS} rows at most")
         if self.prompt_tokens:
             raise InputError("a conversation whose turns are prepared has no prompt of its own")
         if not self.hide_progress:

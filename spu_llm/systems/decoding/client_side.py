@@ -85,12 +85,12 @@ class ClientSide:
         assert self.drafter is not None
         return drafted(self.drafter, self.verifier, text, count, each, apart=self._branching.apart)
 
-    def keep_time(self, count: int, limit: int) -> None:
+    def keep_time(self, count: int, limit: int, length: int) -> None:
         """Set the cadence of steps with `count` drafts, of a completion of `limit` tokens at most,
-        by drafts after a text of zeros. Among several continuations one may go on that the drafter
-        did not see last, with all its drafts.
+        by drafts after a text of `length` zeros, which the provider may know. Among several
+        continuations one may go on that the drafter did not see last, with all its drafts.
         """
-        length, several = len(self._text), self._branching.count
+        several = self._branching.count
         unseen = count + 1 if several > 1 else 0
         # An encoder has read the prompt: what a drafter has not seen comes after it.
         seen = length if self.begins else max(0, length - unseen)

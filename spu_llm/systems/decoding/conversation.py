@@ -22,6 +22,7 @@ from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.ahead import Ahead
+from spu_llm.systems.decoding.cadence import Cadence
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained, VerificationResult
@@ -30,6 +31,8 @@ from spu_llm.systems.decoding.generate import Completion, Report, answer, declar
 # How long a conversation is kept while nobody says anything, and how often the client says so.
 IDLE_S = 3600.0
 STILL_S = 10.0
+_LATE_S = 600.0  # by which a provider is more patient
+_READ_S = 0.25  # more than a drafter takes to read the rows that a turn is rounded up to
 _END, _STILL, _MAKE = -1, 0, -2
 
 
@@ -71,18 +74,28 @@ class Turns:
         self, steps: int, request: ChatRequest, room: int, ahead: Ahead | None
     ) -> list[int]:
         """Return what the next announcement says, int32 [1], and have that turn begun."""
-        makes = ahead is not None and ahead.lacking > 0 and ahead.may_make()
-        at_once = makes or (ahead is not None and not ahead.expected)
-        tokens = self.next_tokens(0.0 if at_once else STILL_S)
+        tokens = self.next_tokens(STILL_S if ahead is None else 0.0)
+        if ahead is not None and tokens == []:
+            if ahead.lacking and ahead.may_make():
+                return [_MAKE]
+            if ahead.expected:
+                tokens = self.next_tokens(STILL_S)
         if not tokens:
-            return [_END if tokens is None else _MAKE if makes else _STILL]
+            return [_END if tokens is None else _STILL]
         filled = self.side.uncached(steps, request.hide_progress) + len(tokens)
-        rows = request.rows_of_turn(filled)
+        rows = request.rows_of_turn(filled, room)
         if rows >= room:
             return [_END]
         self.empty = rows - filled
         self.side = self.side.next_turn(tokens)
+        # A turn that came while something was made is announced right after: how long it is to
+        # read then says no more than how many rows it takes.
+        read = Cadence(_READ_S * rows / request.turn_rows) if request.turn_rows else None
+        if read is not None:
+            read.begin()
         self.side.follow()
+        if read is not None:
+            read.wait()
         return [rows]
 
 
@@ -117,6 +130,16 @@ def converse(
 
     room, rows, begin = Room(layout.live_rows), request.prompt_tokens, prefill
     retained: Retained = None
+    if hidden:
+        length = len(request.public_prefix) + (request.turn_rows or request.prompt_tokens)
+        session.local(
+            CLIENT,
+            ClientSide.keep_time,
+            _side(client),
+            request.draft_length,
+            completion.limit,
+            length,
+        )
     if request.begins_later:
         decoder.open()
         begin = extend
@@ -124,10 +147,6 @@ def converse(
         if rows < 0:
             return
         completion = _limited(completion, request, room, rows)
-    if hidden:
-        session.local(
-            CLIENT, ClientSide.keep_time, _side(client), request.draft_length, completion.limit
-        )
     while True:
         report, retained = answer(
             session, completion, decoder, _side(client), provider, begin, on_step
@@ -149,7 +168,7 @@ def _limited(completion: Completion, request: ChatRequest, room: Room, rows: int
     where there is no room for one.
     """
     limit = room.limit(rows, request.max_new_tokens)
-    if not limit or rows % max(1, request.turn_rows):
+    if not limit or rows != request.rows_of_turn(rows, room.most - room.taken):
         raise WireError(f"the client's turn of {rows} rows does not fit the conversation")
     return replace(completion, limit=limit)
 
@@ -199,5 +218,5 @@ def _next_rows(
             if rows < _END:
                 raise WireError(f"the client announces a turn of {rows} rows")
             return rows
-        if time.monotonic() - began > 2 * IDLE_S and client is None:
+        if time.monotonic() - began > IDLE_S + _LATE_S and client is None:
             raise WireError("the client had nothing to say for too long")

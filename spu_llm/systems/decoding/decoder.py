@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -48,6 +49,10 @@ class VerificationResult(NamedTuple):
 
     outcome: Any
     accepted: Any
+
+
+class _NoRoom(ValueError):
+    """Rows do not fit the longest block."""
 
 
 class Decoder:
@@ -145,16 +150,17 @@ class Decoder:
 
     def rehearse(self, dry: DrySession, rows: int, count: int, steps: int) -> list[Demand]:
         """Go dry through an `extend` of `rows` rows and so many steps of `count` rows after what
-        there is; return the demand of each.
+        there is, as far as the block has room; return the demand of each.
         """
         twin = copy.copy(self)
         twin._session, twin._rows = dry, copy.copy(self._rows)
-        layout = self._layout
-        twin.extend(layout.rows_in(rows), self.judge_shapes(1), None, empty=None)
-        demands = [dry.demand()]
-        for _ in range(steps):
-            twin.step(layout.rows_in(count), self.judge_shapes(count), None)
+        layout, demands = self._layout, []
+        with suppress(_NoRoom):
+            twin.extend(layout.rows_in(rows), self.judge_shapes(1), None, empty=None)
             demands.append(dry.demand())
+            for _ in range(steps):
+                twin.step(layout.rows_in(count), self.judge_shapes(count), None)
+                demands.append(dry.demand())
         return demands
 
     def prepare(self, counts: Sequence[int]) -> None:
@@ -270,7 +276,7 @@ class Decoder:
                 )
                 return
         if not layout.packs or layout.live_rows + count > layout.sizes[-1]:
-            raise ValueError(f"{needed} rows do not fit a block of {layout.sizes[-1]}")
+            raise _NoRoom(f"{needed} rows do not fit a block of {layout.sizes[-1]}")
         shape = (layout.lanes, layout.live_rows)
         kept = self._session.private(CLIENT, self._rows.pack, shape, np.int32, layout.live_rows)
         self._shared = self._call(

@@ -160,7 +160,10 @@ def generate(
     request = completion.request
     declare(session, completion)
     if request.hide_progress:
-        session.local(CLIENT, ClientSide.keep_time, client, request.draft_length, completion.limit)
+        length = len(request.public_prefix) + request.prompt_tokens
+        session.local(
+            CLIENT, ClientSide.keep_time, client, request.draft_length, completion.limit, length
+        )
 
     def prefill(inputs: JudgeInputs, then: int | None) -> VerificationResult:
         prompt = rows_of_client(

@@ -305,8 +305,9 @@ def test_what_a_turn_takes_is_made_before_it(
         ({"turn_rows": 0}, "prompt is empty"),
         ({"turn_rows": 513}, "1 to 512 tokens"),
         ({"ahead_steps": 257}, "256 steps"),
+        ({"turn_rows": 512, "ahead_steps": 129}, "1024 rows"),
         ({"prompt_tokens": 3}, "no prompt of its own"),
-        ({"draft_length": 0, "verify": "post"}, "use token or race"),
+        ({"verify": "post", "temperature": 0.7}, "shows which"),
     ],
 )
 def test_what_cannot_be_made_ahead_is_refused(options: dict[str, Any], words: str) -> None:

@@ -291,5 +291,5 @@ def test_a_rehearsal_shows_a_drafter_tokens_after_its_prompt(tokenizer: Tokenize
     assert isinstance(client.drafter, Drafter)
     logits = client.drafter.logits
     client.drafter.logits = lambda tokens: lengths.append(len(tokens)) or logits(tokens)  # type: ignore
-    client.keep_time(2, 8)
+    client.keep_time(2, 8, len(client.prompt))
     assert min(lengths) >= len(PROMPT) + 3
