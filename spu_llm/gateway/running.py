@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,8 +106,7 @@ class Requests:
     _begun: set[Kept] = field(default_factory=set, init=False)  # whose threads may run
     _asked: deque[CompletionOptions] = field(default_factory=lambda: deque(maxlen=5), init=False)
     _beside: set[asyncio.Future[None]] = field(default_factory=set, init=False)
-    _ends: bool = field(default=False, init=False)
-    _watching: asyncio.Future[None] | None = field(default=None, init=False)
+    _ending: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     # Whoever opens or ends a conversation that is kept: places, and a pool, are few.
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
@@ -134,7 +134,7 @@ class Requests:
         """
         self._asked.append(options)
         if self.ahead is not None and self.keep:
-            self._watching = asyncio.ensure_future(self._watch())
+            self._beside_requests(self._watch())
 
     def begin(self, asked: Asked) -> Answering:
         """Take a request, which is answered when its turn comes. Refused where too many wait."""
@@ -147,9 +147,7 @@ class Requests:
 
     async def close(self) -> None:
         """End all sessions, and wait until they have."""
-        self._ends = True
-        if self._watching is not None:
-            self._watching.cancel()
+        self._ending.set()
         for request in self._open:
             request.cancel()
         await asyncio.gather(*self._open.values(), return_exceptions=True)
@@ -261,9 +259,10 @@ class Requests:
 
     async def _watch(self) -> None:
         """Open spare conversations, also in place of one that has ended."""
-        while True:
+        while not self._ending.is_set():
             await self._open_spare(0.0)
-            await asyncio.sleep(WATCH_S)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), WATCH_S)
 
     async def _open_spare(self, after_s: float) -> None:
         """Open a conversation for the next chat, with the options that most of the last requests
@@ -275,20 +274,17 @@ class Requests:
         async with self._changing:
             self._kept = [one for one in self._kept if one.is_open]
             likely = Counter(self._asked).most_common(1)[0][0]
-            if self._open or any(self._is_spare(one, likely) for one in self._kept):
+            if self._open or any(one.is_spare and one.options == likely for one in self._kept):
                 return
             if spare := next((one for one in self._kept if one.is_spare), None):
                 await self._end(spare)
-            if self._ends or self._open or len(self._kept) >= self._most:
+            if self._ending.is_set() or self._open or len(self._kept) >= self._most:
                 return
             try:
                 kept = await asyncio.to_thread(self._conversation, likely, [])
             except SpuLlmError:
                 return  # a request will say why
-            self._keep(kept)  # and `close` ends it
-
-    def _is_spare(self, kept: Kept, options: CompletionOptions) -> bool:
-        return kept.is_spare and kept.options == options
+            self._keep(kept)
 
     async def _end(self, kept: Kept) -> None:
         self._kept.remove(kept)
