@@ -45,12 +45,13 @@ def test_the_wheel_holds_what_the_repository_shows(wheel: zipfile.ZipFile) -> No
         path
         for folder in (
             "models/shipped",
+            "spu_llm/gateway/page",
             "experiments/data",
             "experiments/figures",
             "experiments/notebooks",
         )
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and not path.name.startswith(".")
+        if path.is_file() and not path.name.startswith(".") and path.suffix != ".pyc"
     ]
     assert ROOT / "models" / "shipped" / "README.md" in wanted
     assert {path.relative_to(ROOT).as_posix() for path in wanted} <= names
