@@ -106,6 +106,25 @@ def test_programs_get_the_models_text(
     assert server.processes()
 
 
+def test_a_session_is_ready_before_a_chat(parties: tuple[Command, Command, openai.OpenAI]) -> None:
+    """With all that its first turn takes; the provider learns rounded lengths."""
+    _, gateway, client = parties
+
+    def health() -> Any:
+        with urllib.request.urlopen(f"{str(client.base_url)[:-4]}/health") as answer:
+            return json.load(answer)
+
+    assert eventually(lambda: [one["batches_lacking"] for one in health()["ready"]] == [0], RUN_S)
+    assert health()["ready"][0]["prompt_tokens"] == 32
+    got = client.chat.completions.create(model="private", messages=HELLO, max_tokens=2)
+    assert got.usage is not None and got.usage.prompt_tokens_details is not None
+    assert got.usage.prompt_tokens_details.cached_tokens == 6
+    assert got.usage.completion_tokens == 2
+    gateway.send(signal.SIGTERM)
+    assert gateway.wait(30) == 128 + signal.SIGTERM
+    gateway.assert_gone(5)
+
+
 def test_a_provider_that_has_gone_is_said(parties: tuple[Command, Command, openai.OpenAI]) -> None:
     server, gateway, client = parties
     server.send(signal.SIGKILL)
