@@ -44,6 +44,7 @@ class Client:
 
     def __init__(self, tokenizer: Tokenizer, *stop: str, limit: int = 100) -> None:
         self.shown: list[str] = []
+        self.drafted: list[str] = []  # what of each was drafted
         self._tokenizer, self._limit = tokenizer, limit
         self._drafter = Drafts(tokenizer)
         singles = (i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes([i])) == 1)
@@ -55,8 +56,12 @@ class Client:
             verifier=Token(Sampling()),
             streams=Streams(Prg.from_seed(1, "drafts"), Prg.from_seed(1, "sampling")),
             stop=list(stop),
-            on_text=self.shown.append,
+            on_text=self._show,
         )
+
+    def _show(self, text: str, drafted: int) -> None:
+        self.shown.append(text)
+        self.drafted.append(text[:drafted])
 
     def tokens(self, data: bytes) -> list[int]:
         return [self._of_byte[bytes([b])] for b in data]
@@ -98,6 +103,16 @@ def test_end_of_text_first(tokenizer: Tokenizer) -> None:
     client.step(*tokenizer.eos_ids)
     assert (client.side.text, client.side.tokens, client.shown) == ("", [], [])
     assert client.side.finish_reason == "eos"
+
+
+def test_what_was_drafted_is_told(tokenizer: Tokenizer) -> None:
+    """Of a step's text, the drafts that stay; the last token is the model's own."""
+    client = Client(tokenizer)
+    client.step(*client.tokens(b"abc"))
+    client.step(*client.tokens(b"dxyz"), accept=1)
+    client.step(*client.tokens(b"e"))
+    assert client.shown == ["abc", "dz", "e"]
+    assert client.drafted == ["ab", "d", ""]
 
 
 def test_any_of_several_tokens_ends_a_text(tokenizer: Tokenizer) -> None:
