@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -42,16 +43,28 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return ran
 
 
-def test_from_a_key_to_a_verdict(run: Run, tmp_path: Path) -> None:
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    """Return a model whose texts end at their length: its end of text is the byte 0xff, which no
+    text that it learned has.
+    """
+    directory = tmp_path / "endless"
+    shutil.copytree(PUBLIC, directory)
+    vocab = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": vocab["\xff"]}))
+    return directory
+
+
+def test_from_a_key_to_a_verdict(run: Run, endless: Path, tmp_path: Path) -> None:
     key, other, text = tmp_path / "key", tmp_path / "other", tmp_path / "text"
     said = run("keygen", "--out", key, "--tokenizer", PUBLIC)
     secret = json.loads(key.read_text())["key"]
     assert stat.S_IMODE(key.stat().st_mode) == 0o600 and secret not in said
     run("keygen", "--out", other, "--tokenizer", PUBLIC)
     told = tmp_path / "made.json"
-    made = run("embed", "--key", key, "--model", PUBLIC, "--max-new-tokens", "60", "--json", told)
+    made = run("embed", "--key", key, "--model", endless, "--max-new-tokens", "60", "--json", told)
     result = json.loads(told.read_text())
-    assert result["text"] + "\n" == made and len(result["tokens"]) == len(result["chunks"])
+    assert result["text"] + "\n" == made and len(result["tokens"]) == len(result["chunks"]) == 60
     assert (tmp_path / "key.history").stat().st_size > 400 and secret not in told.read_text()
     text.write_text(result["text"])
     page, actual = tmp_path / "page.html", tmp_path / "found.json"
@@ -94,10 +107,10 @@ def test_a_program_writes_and_words_are_marked_under_two_keys(run: Run, tmp_path
     assert said.startswith("marked") and "of 2 keys together" in said
 
 
-def test_a_race_is_marked_without_candidates(run: Run, tmp_path: Path) -> None:
+def test_a_race_is_marked_without_candidates(run: Run, endless: Path, tmp_path: Path) -> None:
     key, text = tmp_path / "key", tmp_path / "text"
     run("keygen", "--out", key, "--race", "--tokenizer", PUBLIC)
-    text.write_text(run("embed", "--key", key, "--model", PUBLIC, "--max-new-tokens", "40"))
+    text.write_text(run("embed", "--key", key, "--model", endless, "--max-new-tokens", "40"))
     assert run("detect", text, "--key", key, "--tokenizer", PUBLIC).startswith("marked")
 
 
