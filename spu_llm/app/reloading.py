@@ -33,9 +33,10 @@ def loaded(
     options: argparse.Namespace,
     make: Callable[[argparse.Namespace], T],
     known: Callable[[T], Mapping[str, Identity | None]],
+    say: Callable[[str], None] = say,
 ) -> tuple[T, Renewal[T]]:
     """Return what `make` makes of a server's options, and how to make it again. `known`: this
-    party's identity, by each option that says whom it trusts.
+    party's identity, by each option that says whom it trusts. `say`: gets what was read again.
     """
     from spu_llm.service.renewing import Renewal, look_at
 

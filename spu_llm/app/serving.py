@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spu_llm.api.defaults import MAX_PREFIX_PAD, MAX_SESSIONS, PREFIX_PAD, SESSION_MINUTES, SESSIONS
-from spu_llm.app import limiting, marking, reloading, two_party_text
+from spu_llm.app import journaling, limiting, marking, reloading, two_party_text
 from spu_llm.app.options import (
     add_backend,
     add_folder,
@@ -24,13 +24,14 @@ from spu_llm.app.options import (
     record,
 )
 from spu_llm.app.output import unforeseen
-from spu_llm.app.printing import say, show
+from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.printable import one_line
 from spu_llm.core.settings import OWN
 from spu_llm.core.text_files import read_text
 
 if TYPE_CHECKING:
+    from spu_llm.net.manifest import Scalar
     from spu_llm.service.provider import ServeOptions
     from spu_llm.systems.served import ServedSystem
 
@@ -77,7 +78,9 @@ def add_command(commands: Any) -> None:
 
 
 def add_sessions(serve: argparse.ArgumentParser) -> None:
-    """Add how many sessions there are, how long, and what one client may take of them."""
+    """Add how many sessions there are, how long, what one client may take of them, and what is
+    written down.
+    """
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument(
         "--sessions",
@@ -94,6 +97,7 @@ def add_sessions(serve: argparse.ArgumentParser) -> None:
         help="end a session after that (default: %(default)s)",
     )
     limiting.add_options(serve)
+    journaling.add_options(serve)
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -171,18 +175,28 @@ def run_provider(
     """Serve with what `make` makes of the options, now and when they are read again, and say where:
     `what` is done there.
     """
+    from spu_llm.service import journal
+    from spu_llm.service.journal import Record
     from spu_llm.service.launching import write_report
     from spu_llm.service.provider import serve
 
-    served, renewal = reloading.loaded(options, make, lambda made: {"trust": made.identity})
+    log = journaling.opened(options)
+    served, renewal = reloading.loaded(
+        options,
+        make,
+        lambda made: {"trust": made.identity},
+        lambda words: log(Record(journal.RELOADED, words)),
+    )
     report_fd = options.report_fd
 
     def on_port(port: int) -> None:
+        where: dict[str, Scalar] = {"host": served.host, "port": port}
+        log(Record(journal.LISTENING, fields=where | {"model": str(served.model)}))
         show(f"{what} {served.model} on {served.host}:{port}")
         write_report(report_fd, port=port)
 
     try:
-        serve(served, say, on_port, renewal=renewal)
+        serve(served, log, on_port, renewal=renewal)
     except SpuLlmError as exc:
         write_report(report_fd, error=one_line(str(exc)), exit_code=exc.exit_code)
         raise

@@ -44,7 +44,11 @@ def views_of_middle(
     options = provider.ServeOptions.rehearsal(
         model, limits=Limits(SESSION_MINUTES, None, None), studies=True
     )
-    port = started(lambda on_port: provider.serve(options, on_stage, on_port, note))
+    port = started(
+        lambda on_port: provider.serve(
+            options, lambda record: on_stage(record.words), on_port, note
+        )
+    )
     prompts = tuple(len(text) - steps for text in texts)
     run_as_client(
         Server(HOST, port, "local"),

@@ -96,7 +96,12 @@ def of_two_parties(
         model, limits=Limits(SESSION_MINUTES, None, None), studies=True
     )
     port = started(
-        lambda on_port: provider.serve(options, on_stage, on_port, lambda e: note(PROVIDER, e))
+        lambda on_port: provider.serve(
+            options,
+            lambda record: on_stage(record.words),
+            on_port,
+            lambda event: note(PROVIDER, event),
+        )
     )
     run_as_client(
         Server(HOST, port, "local"),

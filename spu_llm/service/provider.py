@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,18 +45,13 @@ from spu_llm.net.stream import Metered, listen
 from spu_llm.net.tls import TlsStream
 from spu_llm.offline.peer_directories import directory_of, open_directory
 from spu_llm.offline.silent.store import default_directory, version_folder
-from spu_llm.service import agreeing, listening, programs
+from spu_llm.service import agreeing, journal, listening, programs
 from spu_llm.service.admission import AdmissionControl, Admitted
+from spu_llm.service.journal import Log, Record, Session
 from spu_llm.service.limits import Accounts, Limits
 from spu_llm.service.listening import Callers, Strangers
 from spu_llm.service.renewing import Renewal
-from spu_llm.service.supervisor import (
-    HANDSHAKE_S,
-    SessionOutcome,
-    Worker,
-    kept_folders,
-    run_session,
-)
+from spu_llm.service.supervisor import HANDSHAKE_S, Worker, kept_folders, run_session
 from spu_llm.service.task import Task
 from spu_llm.systems.program import Job, ProviderInputs, SystemPromptShape
 from spu_llm.systems.served import ServedSystem
@@ -64,7 +60,6 @@ CALL_BYTES = 8 << 20  # of a connection for calls: manifests or a document's par
 REFUSAL_BYTES = 256 << 10  # the same, once the client has moved all that it may
 UNADMITTED_BYTES = 1 << 20  # of a connection for data, until there is a session
 DRAIN_S = 60.0  # for sessions to come to their end
-MAX_LINE = 2000
 STOP_S = 10.0  # for them to tell their clients that they do not
 
 
@@ -123,15 +118,16 @@ RENEWED = ("identity", "sessions", "sessions_of_one", "limits", "disk_bytes", "d
 
 def serve(
     options: ServeOptions,
-    say: Callable[[str], None],
+    log: Log,
     on_port: Callable[[int], None],
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     renewal: Renewal[ServeOptions] | None = None,
 ) -> None:
     """Run what clients ask for with a private model.
 
-    `on_port` hears where it listens, `on_event` what workers of this provider tell it. A session
-    that fails is reported through `say`; with `once` there is one, and its error is raised instead.
+    `on_port` hears where it listens, `on_event` what workers of this provider tell it. `log` gets a
+    record of each session and refusal, on whichever thread; what it raises before a session's
+    worker has its task ends the session. With `once` there is one session, whose error is raised.
     New sessions run under what `renewal` reads (`RENEWED`).
     """
     # What is wrong is said now, not in the middle of a session.
@@ -146,7 +142,7 @@ def serve(
     del params  # all workers use those in one place
     try:
         hints = version_folder(root, f"{config.asdict()} {digest(weights)}")
-        _serve(options, config, weights, hints, say, on_port, on_event, renewal)
+        _serve(options, config, weights, hints, log, on_port, on_event, renewal)
     finally:
         os.close(weights)
 
@@ -156,7 +152,7 @@ def _serve(
     config: ModelConfig,
     weights: int,
     hints: Path,
-    say: Callable[[str], None],
+    log: Log,
     on_port: Callable[[int], None],
     on_event: Callable[[dict[str, Any]], None],
     renewal: Renewal[ServeOptions] | None,
@@ -175,7 +171,7 @@ def _serve(
     )
     if options.pool is not None:
         open_directory(options.pool)
-    sessions = _Sessions(options, stated, weights, hints, own_text, say, on_event, text)
+    sessions = _Sessions(options, stated, weights, hints, own_text, log, on_event, text)
     with (
         closing(options.system) as system,
         sessions as all_,
@@ -215,11 +211,11 @@ class _Sessions:
         weights: int,
         hints: Path,
         own_text: list[int],
-        say: Callable[[str], None],
+        log: Log,
         on_event: Callable[[dict[str, Any]], None],
         text: TextFormat | None = None,
     ) -> None:
-        self._options, self._stated, self._print = options, stated, say
+        self._options, self._stated, self._log = options, stated, log
         self._on_event = on_event
         self._weights, self._hints = weights, hints
         self._own_text, self._text = own_text, text
@@ -229,8 +225,8 @@ class _Sessions:
         self._control = ControlServer()
         self._callers = Callers(self._run_and_say)
         self.start = self._callers.start
-        self.refused = Strangers(self._say_unless_once).refused
-        self._lock, self._printing = threading.Lock(), threading.Lock()
+        self.refused = Strangers(self._note_stranger).refused
+        self._lock = threading.Lock()
         self._stop, self._closing = threading.Event(), False
         self.over = False
         self.error: SpuLlmError | None = None
@@ -243,6 +239,7 @@ class _Sessions:
             # SIGTERM; another one ends the waiting.
             if isinstance(error, SystemExit) and not self._options.once:
                 self._closing = True
+                self._note(Record(journal.STOPPING))
                 self._control.drain()
                 self._callers.join(DRAIN_S)
         finally:
@@ -262,17 +259,22 @@ class _Sessions:
         try:
             self._run(met)
         except Exception as exc:  # also one of this program's own; other sessions go on
-            self._say_failed(_as_ours(exc))
+            self._note_refused(_as_ours(exc), met.peer)
 
-    def _say_failed(self, exc: SpuLlmError) -> None:
-        busy = isinstance(exc, BusyError)
-        self._say_unless_once(
-            "one client too many was sent away" if busy else f"session failed: {exc}"
-        )
+    def _note_refused(self, error: SpuLlmError, client: Certificate | None) -> None:
+        busy = isinstance(error, BusyError)
+        words = "one client too many was sent away" if busy else f"session failed: {error}"
+        self._note(journal.refused(error, words, client))
 
-    def _say_unless_once(self, line: str) -> None:
-        if not self._options.once:
-            self._say(line[:MAX_LINE])
+    def _note_stranger(self, words: str) -> None:
+        self._note(Record(journal.REFUSED, words))
+
+    def _note(self, record: Record) -> None:
+        """Log a record that nothing depends on; with `once`, failures are raised, not printed."""
+        quiet = self._options.once and record.event != journal.FINISHED
+        words = "" if quiet else record.words[: journal.MAX_WORDS]
+        with suppress(WantedError):
+            self._log(replace(record, words=words))
 
     def _end_once(self, error: SpuLlmError | None) -> None:
         """Note that a session has ended or was refused; strangers cannot cause this."""
@@ -295,22 +297,24 @@ class _Sessions:
         relay.hold_streams()
         with closing(Control(relay)) as control:
             admitted = self._entered(control, met)
-            error: SpuLlmError | None = None
+            session = Session.of(met.peer, admitted.task.program, admitted.task.agreed)
+            started, error = time.monotonic(), None
             try:
                 self._callers.settled(met)
                 metered.most = None  # from here on, the client's account counts
                 relay.allow_streams(programs.doors(programs.find(admitted.task.program)))
-                outcome = self._worked(control, admitted)
+                self._work(control, admitted, session)
             except Exception as exc:
                 error = _as_ours(exc)
-                raise
             finally:
                 self._end_once(error)
                 self._places.leave(admitted)
-        traffic = outcome.wire_sent + outcome.wire_received
-        self._say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
+            seen = relay.snapshot()
+        traffic = seen.wire_bytes_sent, seen.wire_bytes_received
+        self._note(journal.ended(session, time.monotonic() - started, traffic, error))
 
-    def _worked(self, control: Control, admitted: Admitted) -> SessionOutcome:
+    def _work(self, control: Control, admitted: Admitted, session: Session) -> None:
+        """Run a session to its end; raise what ended it before."""
         task = admitted.task
         pool = task.pool_dir
         worker = Worker(
@@ -331,7 +335,11 @@ class _Sessions:
                     self._look()
                     watch()
 
-                return run_session(control, worker, task, self._on_event, look, admitted.begin)
+                def begin() -> None:
+                    self._log(journal.begun(session))
+                    admitted.begin()
+
+                run_session(control, worker, task, self._on_event, look, begin)
         finally:
             worker.stop()
 
@@ -410,13 +418,9 @@ class _Sessions:
             return stated, self._places.admit(task, client, begin, offer.writes)
         except Exception as exc:
             error = _as_ours(exc)
-            self._say_failed(error)
+            self._note_refused(error, client)
             self._end_once(error)
             raise
-
-    def _say(self, line: str) -> None:
-        with self._printing:
-            self._print(line)
 
     def _look(self) -> None:
         if self._stop.is_set():

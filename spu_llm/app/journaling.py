@@ -1,0 +1,65 @@
+"""What a provider writes down of its work, and where: options of the commands that serve."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spu_llm.app.options import address
+from spu_llm.app.printing import say, tell
+
+if TYPE_CHECKING:
+    from spu_llm.service.journal import Log, Record
+
+TEXT, JSON = "text", "json"
+
+
+def add_options(serve: argparse.ArgumentParser) -> None:
+    """Add the log's form, the audit file, and where counts are read."""
+    serve.add_argument(
+        "--log-format",
+        choices=(TEXT, JSON),
+        default=TEXT,
+        help="of lines on stderr: for people, or for programs an object a line "
+        "(default: %(default)s)",
+    )
+    serve.add_argument(
+        "--audit",
+        type=Path,
+        metavar="FILE",
+        help="append a line of JSON for each session and refusal: who asked for how much, when, "
+        "what it took, how it ended; no session runs that cannot be written down",
+    )
+    serve.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="where Prometheus reads counts, by plain HTTP from whoever connects",
+    )
+
+
+def opened(options: argparse.Namespace) -> Log:
+    """Return what takes the records of a provider, on any thread. InputError for a file or an
+    address that cannot be used.
+    """
+    from spu_llm.service.journal import AuditFile
+    from spu_llm.service.metrics import Metrics
+
+    audit = None if options.audit is None else AuditFile(options.audit)
+    metrics = Metrics()
+    if options.metrics is not None:
+        metrics.listen(*address(options.metrics, "--metrics"))
+    as_json, one_at_a_time = options.log_format == JSON, threading.Lock()
+
+    def log(record: Record) -> None:
+        with one_at_a_time:
+            if audit is not None:
+                audit.write(record)
+            metrics.count(record)
+            if as_json:
+                tell(record.as_json(with_words=True))
+            elif record.words:
+                say(record.words)
+
+    return log
