@@ -38,7 +38,7 @@ def with_file(
     path = _named(arguments)
     if path is None:
         return list(arguments)
-    tables = _read(path)
+    tables = read_toml(path, OPTION)
     # One file may do for both parties, or for several commands.
     unknown = [name for name, table in tables.items() if not isinstance(table, dict)]
     if unknown:
@@ -62,12 +62,13 @@ def _named(arguments: Sequence[str]) -> Path | None:
     return None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    text = read_text(path, OPTION)
+def read_toml(path: Path, option: str) -> dict[str, Any]:
+    """Return the tables of the TOML file that `option` names; InputError where there are none."""
+    text = read_text(path, option)
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise InputError(f"{path} is no TOML file of options: it is nested too deeply") from None
+        raise InputError(f"{path}, of {option}, is nested too deeply") from None
     except ValueError as exc:  # a number too long is one that is no TOMLDecodeError
         raise InputError(f"{path} is no TOML file: {exc}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ _LIMITS = (
     "client_traffic",
     "client_memory",
     "client_disk",
+    "quotas",
     "disk",
 )
 RENEWED = ("identity", "trust", "trust_user", *_LIMITS)
@@ -72,7 +74,7 @@ def _files(options: argparse.Namespace) -> list[Path]:
     from spu_llm.net.identity import CERTIFICATE, KEY
 
     given = vars(options)
-    paths = [given.get(name) for name in ("trust", "trust_user", "config")]
+    paths = [given.get(name) for name in ("trust", "trust_user", "config", "quotas")]
     if (directory := given.get("identity")) is not None:
         paths += [directory / CERTIFICATE, directory / KEY]
     return [path for path in paths if path is not None]
@@ -90,8 +92,15 @@ def _said(options: argparse.Namespace, known: Mapping[str, Identity | None]) -> 
     for name in _LIMITS:
         if name in options:
             value = getattr(options, name)
-            said[name.replace("_", "-")] = "as by default" if value is None else str(value)
+            said[name.replace("_", "-")] = "as by default" if value is None else _shown_value(value)
     return said
+
+
+def _shown_value(value: int | Path) -> str:
+    """Return what is printed of an option's value; of a file's, also which content it has."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value} (SHA-256 {hashlib.sha256(value.read_bytes()).hexdigest()[:8]})"
 
 
 def _shown(certificates: list[Certificate]) -> str:

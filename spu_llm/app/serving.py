@@ -131,7 +131,7 @@ def _made(options: argparse.Namespace) -> ServeOptions:
         "network": network_of(options),
         "jobs": jobs_of(options, 1),
         "identity": identity_of(options),
-        **limiting.of(options),
+        "quotas": limiting.of(options),
     }
     host, port = address(options.listen, "--listen")
     made: ServeOptions = record(ServeOptions, options, host=host, port=port, **more)

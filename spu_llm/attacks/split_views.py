@@ -17,7 +17,7 @@ from spu_llm.api.defaults import SESSION_MINUTES
 from spu_llm.attacks.views import HOST, started
 from spu_llm.service import provider
 from spu_llm.service.client import Server, run_as_client
-from spu_llm.service.limits import Limits
+from spu_llm.service.limits import Quota, Quotas
 from spu_llm.systems.split import secure_viewed
 
 
@@ -42,7 +42,7 @@ def views_of_middle(
             seen.append(words.reshape(event["shape"]))
 
     options = provider.ServeOptions.rehearsal(
-        model, limits=Limits(SESSION_MINUTES, None, None), studies=True
+        model, quotas=Quotas(Quota(minutes=SESSION_MINUTES)), studies=True
     )
     port = started(
         lambda on_port: provider.serve(

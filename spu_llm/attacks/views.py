@@ -19,7 +19,7 @@ from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.service import provider
 from spu_llm.service.client import Server, run_as_client
 from spu_llm.service.launching import end
-from spu_llm.service.limits import Limits
+from spu_llm.service.limits import Quota, Quotas
 from spu_llm.service.supervisor import python_command
 from spu_llm.systems.confidential.attacks.views import Seen, Shares, WatchingEngine
 from spu_llm.systems.decoding import viewed
@@ -93,7 +93,7 @@ def of_two_parties(
 
     asked = viewed.ViewedRequest(tuple(map(len, prompts)), len(tokens[0]))
     options = provider.ServeOptions.rehearsal(
-        model, limits=Limits(SESSION_MINUTES, None, None), studies=True
+        model, quotas=Quotas(Quota(minutes=SESSION_MINUTES)), studies=True
     )
     port = started(
         lambda on_port: provider.serve(

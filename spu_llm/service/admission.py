@@ -12,6 +12,7 @@ from pathlib import Path
 from spu_llm.core.errors import BusyError, PeerError
 from spu_llm.net.control_plane import TICKET_BYTES
 from spu_llm.net.identity import Certificate
+from spu_llm.service.limits import Quotas
 from spu_llm.service.task import Task
 
 TICKET_S = 10.0  # from a ticket to the connection that shows it
@@ -32,17 +33,17 @@ class Admitted:
 
 
 class AdmissionControl:
-    """Admission of sessions: so many at a time, and so many of one certificate."""
+    """Admission of sessions: so many at a time, and so many of a certificate as its quota says."""
 
-    def __init__(self, places: int, of_one: int) -> None:
-        self.renew(places, of_one)
+    def __init__(self, places: int, quotas: Quotas) -> None:
+        self.renew(places, quotas)
         self._lock = threading.Lock()
         self._expected: dict[bytes, Admitted] = {}  # by their tickets
         self._running: list[Admitted] = []
 
-    def renew(self, places: int, of_one: int) -> None:
-        """Admit `places` sessions from here on, `of_one` of a certificate; running ones go on."""
-        self._places, self._of_one = places, of_one
+    def renew(self, places: int, quotas: Quotas) -> None:
+        """Admit `places` sessions from here on, under `quotas`; running ones go on."""
+        self._places, self._quotas = places, quotas
 
     @property
     def taken(self) -> bool:
@@ -65,8 +66,8 @@ class AdmissionControl:
                 raise BusyError(
                     f"the provider is busy with {self._places} sessions; try again later"
                 )
-            alike = sum(_same(one.client, client) for one in taken)
-            if client is not None and alike >= self._of_one:
+            alike, most = sum(_same(one.client, client) for one in taken), self._quotas.of(client)
+            if client is not None and most.sessions is not None and alike >= most.sessions:
                 raise BusyError(
                     f"this certificate has {alike} sessions, as many as it may; try again later"
                 )

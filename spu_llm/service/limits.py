@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,21 +17,40 @@ MINUTES = 60  # that traffic counts for
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Bounds for each client; None for no bound. A client is a certificate, with all its sessions;
+class Quota:
+    """What one client gets; None for no bound. A client is a certificate, with all its sessions;
     without certificates, a session.
     """
 
+    sessions: int | None = None  # at a time
     minutes: int | None = None  # of a session
-    traffic_bytes: int | None = None  # of a client within an hour: on the wire, both ways
-    memory_bytes: int | None = None  # of a client: of its workers, beside what they share
+    traffic_bytes: int | None = None  # within an hour: on the wire, both ways
+    memory_bytes: int | None = None  # of its workers, beside what they share
+    disk_bytes: int | None = None  # of what is kept for it
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """What each client gets: `named` by its certificate's fingerprint, or else by the name in it;
+    `others` for all others.
+    """
+
+    others: Quota = Quota()
+    named: Mapping[str, Quota] = field(default_factory=dict)
+
+    def of(self, client: Certificate | None) -> Quota:
+        """Return a client's quota."""
+        if client is None:
+            return self.others
+        by_name = self.named.get(client.name, self.others)
+        return self.named.get(client.fingerprint, by_name)
 
 
 @dataclass(eq=False)
 class _Session:
     relay: Relay
     worker: Worker
-    limits: Limits  # when it began
+    quota: Quota  # when it began
     started: float
     counted: int = 0  # bytes of its traffic that its account has
 
@@ -70,24 +89,22 @@ class _Account:
 class Accounts:
     """The accounts of all clients."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
         self._lock = threading.Lock()
         self._of: dict[str, _Account] = {}
 
-    def renew(self, limits: Limits) -> None:
-        """Give each client `limits` from now on; sessions under way go on under the limits they
-        began with.
-        """
-        self._limits = limits
+    def renew(self, quotas: Quotas) -> None:
+        """Give clients `quotas` from here on; sessions under way keep what they began with."""
+        self._quotas = quotas
 
     def check(self, client: Certificate | None) -> None:
         """Raise LimitError when this client has had all that it gets for now."""
-        limits = self._limits
+        quota = self._quotas.of(client)
         with self._lock:
             if client is not None and (account := self._of.get(client.fingerprint)):
-                _check_traffic(limits, account, time.monotonic())
-                _check_memory(limits, account.memory())
+                _check_traffic(quota, account, time.monotonic())
+                _check_memory(quota, account.memory())
 
     def enter(self, client: Certificate | None, moved: int) -> None:
         """Count bytes that a client has moved outside of sessions."""
@@ -103,7 +120,7 @@ class Accounts:
         """Count a session to its client's account until it ends. Yield a check to be called all the
         while: it raises LimitError once the session, or its client, has used all that it gets.
         """
-        session = _Session(relay, worker, self._limits, time.monotonic())
+        session = _Session(relay, worker, self._quotas.of(client), time.monotonic())
         with self._lock:
             account = _Account()
             if client is not None:
@@ -118,18 +135,18 @@ class Accounts:
                 self._forget()
 
     def _look(self, account: _Account, session: _Session) -> None:
-        limits, now = session.limits, time.monotonic()
-        if limits.minutes is not None and now - session.started >= 60 * limits.minutes:
-            raise LimitError(f"the provider ends a session after {limits.minutes} minutes")
+        quota, now = session.quota, time.monotonic()
+        if quota.minutes is not None and now - session.started >= 60 * quota.minutes:
+            raise LimitError(f"the provider ends a session after {quota.minutes} minutes")
         with self._lock:
             account.count(session, now)
-            _check_traffic(limits, account, now)
-            if limits.memory_bytes is None:
+            _check_traffic(quota, account, now)
+            if quota.memory_bytes is None:
                 return
             memory = account.memory()
             # Who came last goes first: the others may have enough then.
             if memory and memory[-1][0] is session:
-                _check_memory(limits, memory)
+                _check_memory(quota, memory)
 
     def _forget(self) -> None:
         """Forget clients that have nothing left to count."""
@@ -139,8 +156,8 @@ class Accounts:
                 del self._of[name]
 
 
-def _check_traffic(limits: Limits, account: _Account, now: float) -> None:
-    limit, moved = limits.traffic_bytes, account.traffic_bytes(now)
+def _check_traffic(quota: Quota, account: _Account, now: float) -> None:
+    limit, moved = quota.traffic_bytes, account.traffic_bytes(now)
     if limit is not None and moved > limit:
         raise LimitError(
             f"the provider lets a client move {_mb(limit)} within an hour, and this one moved "
@@ -148,8 +165,8 @@ def _check_traffic(limits: Limits, account: _Account, now: float) -> None:
         )
 
 
-def _check_memory(limits: Limits, memory: list[tuple[_Session, int]]) -> None:
-    limit, taken = limits.memory_bytes, sum(n for _, n in memory)
+def _check_memory(quota: Quota, memory: list[tuple[_Session, int]]) -> None:
+    limit, taken = quota.memory_bytes, sum(n for _, n in memory)
     if limit is not None and taken > limit:
         raise LimitError(
             f"the provider gives a client {_mb(limit)} of memory, and this one took "

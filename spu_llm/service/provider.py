@@ -48,7 +48,7 @@ from spu_llm.offline.silent.store import default_directory, version_folder
 from spu_llm.service import agreeing, journal, listening, programs
 from spu_llm.service.admission import AdmissionControl, Admitted
 from spu_llm.service.journal import Log, Record, Session
-from spu_llm.service.limits import Accounts, Limits
+from spu_llm.service.limits import Accounts, Quotas
 from spu_llm.service.listening import Callers, Strangers
 from spu_llm.service.renewing import Renewal
 from spu_llm.service.supervisor import HANDSHAKE_S, Worker, kept_folders, run_session
@@ -71,12 +71,10 @@ class ServeOptions:
     network: str
     once: bool
     sessions: int  # at a time
-    sessions_of_one: int  # of one certificate
-    limits: Limits
+    quotas: Quotas
     studies: bool  # also take part in measurements, which open more than a completion does
     pool: Path | None  # where correlated randomness outlives a session
     disk_bytes: int | None  # that it may take there, of all clients together
-    disk_bytes_of_one: int | None  # of one certificate
     jobs: int  # cores that make correlated randomness, if the client gives as many
     identity: Identity | None  # None: any client, in the clear
     exit_with_parent: bool  # end when the process that started this one has gone
@@ -98,12 +96,10 @@ class ServeOptions:
             "network": "local",
             "once": True,
             "sessions": 1,
-            "sessions_of_one": 1,
-            "limits": Limits(),
+            "quotas": Quotas(),
             "studies": False,
             "pool": None,
             "disk_bytes": None,
-            "disk_bytes_of_one": None,
             "jobs": 1,
             "identity": None,
             "exit_with_parent": False,
@@ -113,7 +109,7 @@ class ServeOptions:
 
 # Options that may change while a provider runs, for sessions that begin then. All else is what it
 # was started for: its model, where it listens, what every client is told at the beginning.
-RENEWED = ("identity", "sessions", "sessions_of_one", "limits", "disk_bytes", "disk_bytes_of_one")
+RENEWED = ("identity", "sessions", "quotas", "disk_bytes")
 
 
 def serve(
@@ -220,8 +216,8 @@ class _Sessions:
         self._weights, self._hints = weights, hints
         self._own_text, self._text = own_text, text
         places = 1 if options.once else options.sessions
-        self._places = AdmissionControl(places, options.sessions_of_one)
-        self._accounts = Accounts(options.limits)
+        self._places = AdmissionControl(places, options.quotas)
+        self._accounts = Accounts(options.quotas)
         self._control = ControlServer()
         self._callers = Callers(self._run_and_say)
         self.start = self._callers.start
@@ -252,8 +248,8 @@ class _Sessions:
         renewed = replace(self._options, **{name: getattr(options, name) for name in RENEWED})
         self._options = renewed
         if not renewed.once:
-            self._places.renew(renewed.sessions, renewed.sessions_of_one)
-        self._accounts.renew(renewed.limits)
+            self._places.renew(renewed.sessions, renewed.quotas)
+        self._accounts.renew(renewed.quotas)
 
     def _run_and_say(self, met: Met) -> None:
         try:
@@ -439,7 +435,7 @@ def _disk(options: ServeOptions, client: Certificate | None) -> tuple[Path | Non
         open_directory(own)
     limits = {root: options.disk_bytes}
     if client is not None:
-        limits[own] = options.disk_bytes_of_one
+        limits[own] = options.quotas.of(client).disk_bytes
     budgets = {str(at): limit for at, limit in limits.items() if limit is not None}
     return None if options.pool is None else own, budgets
 

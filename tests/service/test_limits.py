@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from spu_llm.app import limiting
 from spu_llm.app.cli import command_line
-from spu_llm.core.errors import LimitError, ManifestMismatch, PeerError
+from spu_llm.core.errors import BusyError, InputError, LimitError, ManifestMismatch, PeerError
 from spu_llm.net import identity, tls
 from spu_llm.net.control_plane import ask_to_open
 from spu_llm.net.entrance import Entrance
@@ -25,8 +26,9 @@ from spu_llm.net.manifest import with_nonce
 from spu_llm.net.stream import listen
 from spu_llm.net.uplink import Counters
 from spu_llm.service import agreeing, limits, provider
+from spu_llm.service.admission import AdmissionControl
 from spu_llm.service.client import Server, connected
-from spu_llm.service.limits import Accounts, Limits
+from spu_llm.service.limits import Accounts, Quota, Quotas
 from spu_llm.service.provider import ServeOptions
 from spu_llm.service.provider import _Sessions as Sessions
 from tests.kit.models import PRIVATE
@@ -91,11 +93,11 @@ def watching(
     return accounts.watching(client, relay or Relay(), worker or Worker())  # type: ignore[arg-type]
 
 
-ONE, OTHER = (SimpleNamespace(fingerprint=name) for name in ("one", "other"))
+ONE, OTHER = (SimpleNamespace(fingerprint=2 * name, name=name) for name in ("one", "other"))
 
 
 def test_a_session_has_an_end(later: Callable[[float], None]) -> None:
-    with watching(Accounts(Limits(minutes=5)), ONE) as guard:
+    with watching(Accounts(Quotas(Quota(minutes=5))), ONE) as guard:
         guard()
         later(5 * 60)
         with pytest.raises(LimitError, match="after 5 minutes"):
@@ -103,7 +105,7 @@ def test_a_session_has_an_end(later: Callable[[float], None]) -> None:
 
 
 def test_traffic_counts_over_a_clients_sessions_for_an_hour(later: Callable[[float], None]) -> None:
-    accounts = Accounts(Limits(traffic_bytes=10_000_000))
+    accounts = Accounts(Quotas(Quota(traffic_bytes=10_000_000)))
     with watching(accounts, ONE, Relay(6_000_000)), watching(accounts, ONE) as second:
         second()
     relay = Relay()
@@ -120,7 +122,7 @@ def test_traffic_counts_over_a_clients_sessions_for_an_hour(later: Callable[[flo
 
 
 def test_memory_counts_over_workers_and_the_last_goes() -> None:
-    accounts = Accounts(Limits(memory_bytes=10_000_000))
+    accounts = Accounts(Quotas(Quota(memory_bytes=10_000_000)))
     worker = Worker(6_000_000)
     with (
         watching(accounts, ONE, worker=worker) as first,
@@ -143,7 +145,7 @@ def test_memory_counts_over_workers_and_the_last_goes() -> None:
 
 def test_a_steady_session_is_counted_by_the_hour(later: Callable[[float], None]) -> None:
     relay = Relay()
-    with watching(Accounts(Limits(traffic_bytes=10_000_000)), ONE, relay) as guard:
+    with watching(Accounts(Quotas(Quota(traffic_bytes=10_000_000))), ONE, relay) as guard:
         for _ in range(300):
             relay.moved += 160_000
             guard()
@@ -154,7 +156,7 @@ def test_a_steady_session_is_counted_by_the_hour(later: Callable[[float], None])
 
 
 def test_without_certificates_sessions_do_not_know_each_other() -> None:
-    accounts = Accounts(Limits(traffic_bytes=10, memory_bytes=10))
+    accounts = Accounts(Quotas(Quota(traffic_bytes=10, memory_bytes=10)))
     with watching(accounts, None, Relay(100), Worker(100)) as greedy:
         with watching(accounts, None) as other, pytest.raises(LimitError):
             other()
@@ -163,7 +165,7 @@ def test_without_certificates_sessions_do_not_know_each_other() -> None:
 
 
 def test_what_calls_move_counts_too() -> None:
-    accounts = Accounts(Limits(traffic_bytes=10_000_000))
+    accounts = Accounts(Quotas(Quota(traffic_bytes=10_000_000)))
     for _ in range(10):
         accounts.enter(ONE, 1_000_000)
         accounts.enter(None, 100_000_000)
@@ -176,9 +178,9 @@ def test_what_calls_move_counts_too() -> None:
 
 
 def test_new_limits_are_for_new_sessions() -> None:
-    accounts = Accounts(Limits(traffic_bytes=10))
+    accounts = Accounts(Quotas(Quota(traffic_bytes=10)))
     with watching(accounts, ONE, Relay(10)) as first:
-        accounts.renew(Limits(traffic_bytes=1))
+        accounts.renew(Quotas(Quota(traffic_bytes=1)))
         first()
         with watching(accounts, ONE) as second, pytest.raises(LimitError):
             second()
@@ -198,7 +200,68 @@ def test_new_limits_are_for_new_sessions() -> None:
 )
 def test_one_certificate_has_half_of_the_places(options: list[str], of_one: int) -> None:
     serve = ["serve", "--model", "m", "--listen", "h:1", *options]
-    assert limiting.of(command_line().parse_args(serve))["sessions_of_one"] == of_one
+    assert limiting.of(command_line().parse_args(serve)).others.sessions == of_one
+
+
+def test_a_quota_goes_by_fingerprint_before_name() -> None:
+    by_name, by_print, others = (Quota(sessions=n) for n in (3, 2, 1))
+    quotas = Quotas(others, {"one": by_name, "oneone": by_print, "other": by_name})
+    assert [quotas.of(client) for client in (ONE, OTHER, None)] == [by_print, by_name, others]  # type: ignore[arg-type]
+
+
+def test_a_client_has_as_many_sessions_as_its_quota_says() -> None:
+    admission = AdmissionControl(9, Quotas(Quota(sessions=1), {"one": Quota(sessions=2)}))
+    task: Any = None
+    for client, most in ((ONE, 2), (OTHER, 1)):
+        for _ in range(most):
+            admission.admit(task, client)  # type: ignore[arg-type]
+        with pytest.raises(BusyError, match=f"has {most} sessions"):
+            admission.admit(task, client)  # type: ignore[arg-type]
+
+
+def test_one_clients_traffic_may_be_more_than_anothers(later: Callable[[float], None]) -> None:
+    accounts = Accounts(Quotas(Quota(traffic_bytes=10), {"one": Quota(traffic_bytes=100)}))
+    with watching(accounts, ONE, Relay(50)) as first:
+        first()
+    with watching(accounts, OTHER, Relay(50)) as second, pytest.raises(LimitError):
+        second()
+
+
+def parsed(path: Path, *options: str) -> Quotas:
+    given = ["serve", "--model", "m", "--listen", "h:1", "--quotas", str(path), *options]
+    return limiting.of(command_line().parse_args(given))
+
+
+def test_a_file_names_what_some_clients_get(tmp_path: Path) -> None:
+    path = tmp_path / "quotas.toml"
+    path.write_text(
+        '["client.example"]\nsessions = 4\ntraffic = 20\ndisk = 3\n[other]\nminutes = 5'
+    )
+    quotas = parsed(path, "--client-memory", "7", "--session-minutes", "9")
+    assert quotas.others == Quota(2, 9, None, 7_000_000, None)
+    assert quotas.named == {
+        "client.example": Quota(4, 9, 20_000_000, 7_000_000, 3_000_000),
+        "other": Quota(2, 5, None, 7_000_000, None),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("sessions = 1", "stands in no table"),
+        ("[a]\nspeed = 1", "a quota has sessions, minutes, traffic, memory, disk"),
+        ("[a]\nsessions = 5", "sessions must be 1 to --sessions, 4, found 5"),
+        ("[a]\nminutes = 0", "minutes must be 1 or more, found 0"),
+        ("[a]\nmemory = true", "memory must be 1 or more, found True"),
+        ("[a]\ntraffic = 'x'", "traffic must be 1 or more, found 'x'"),
+        ("[a", "is no TOML file"),
+    ],
+)
+def test_quotas_that_make_no_sense(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "quotas.toml"
+    path.write_text(content)
+    with pytest.raises(InputError, match=re.escape(said)):
+        parsed(path)
 
 
 @pytest.fixture
@@ -215,7 +278,11 @@ def calling(
         for one, other in (("provider", "client"), ("client", "provider"))
     )
     options = ServeOptions.rehearsal(
-        pair.private, once=False, sessions=2, limits=Limits(traffic_bytes=300_000), identity=own
+        pair.private,
+        once=False,
+        sessions=2,
+        quotas=Quotas(Quota(traffic_bytes=300_000)),
+        identity=own,
     )
     stated = agreeing.of_provider(PRIVATE, None, "local", 1)
     monkeypatch.setattr(provider, "REFUSAL_BYTES", 20_000)
@@ -264,7 +331,7 @@ def test_calls_have_an_end(calling: tuple[Sessions, Callable[..., None]]) -> Non
                 call()
     (client,) = sessions._accounts._of
     with pytest.raises(LimitError):
-        sessions._accounts.check(SimpleNamespace(fingerprint=client))  # type: ignore[arg-type]
+        sessions._accounts.check(SimpleNamespace(fingerprint=client, name=""))  # type: ignore[arg-type]
     with pytest.raises(PeerError, match="moved more|lost|does not answer|ended"):
         call(**large)  # but is not listened to for long
 
@@ -290,9 +357,9 @@ def test_before_a_session_a_connection_moves_little(calling: tuple[Sessions, Any
 
 
 def test_clients_with_nothing_to_count_are_forgotten(later: Callable[[float], None]) -> None:
-    accounts = Accounts(Limits())
+    accounts = Accounts(Quotas())
     for i in range(50):
-        with watching(accounts, SimpleNamespace(fingerprint=str(i)), Relay(1000)):
+        with watching(accounts, SimpleNamespace(fingerprint=str(i), name=""), Relay(1000)):
             later(6 * 60)
     assert len(accounts._of) <= 11
 
@@ -301,6 +368,7 @@ def test_clients_with_nothing_to_count_are_forgotten(later: Callable[[float], No
     ("options", "said"),
     [
         (["--client-sessions", "2"], "there is none with --insecure"),
+        (["--quotas", "q"], "there is none with --insecure"),
         (["--client-disk", "9"], "--client-disk bounds what is kept in --pool"),
         (["--client-disk", "9", "--pool", "p"], "there is none with --insecure"),
         (["--session-minutes", "0"], "--session-minutes must be 1 or more"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spu_llm.app import reloading
+from spu_llm.app import limiting, reloading
 from spu_llm.app.cli import command_line
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net import identity, tls
@@ -174,6 +174,27 @@ def test_what_only_a_restart_changes_is_named_and_stays(folders: Path, tmp_path:
     own = identity.load(folders / "owner", folders / "user" / CERTIFICATE).own
     assert f"certificate owner.example ({own.fingerprint[:16]}, valid until " in line
     assert "trust " not in line
+
+
+def test_another_content_of_a_quotas_file_is_said(folders: Path, tmp_path: Path) -> None:
+    file = tmp_path / "quotas.toml"
+    file.write_text("[user]\nsessions = 1\n")
+    given = ["serve", "--model", "m", "--listen", "h:1", "--quotas", str(file)]
+    given += ["--identity", str(folders / "owner")]
+    given += ["--trust", str(folders / "user" / CERTIFICATE)]
+
+    def parsed() -> object:
+        return command_line().parse_args(given)
+
+    options = parsed()
+    options.again = parsed  # type: ignore[attr-defined]
+    with hangups(signal.SIG_IGN):
+        first, renewal = reloading.loaded(options, limiting.of, lambda quotas: {})  # type: ignore[arg-type]
+    file.write_text("[user]\nsessions = 2\n")
+    assert look_at(renewal._held.seen) != renewal._held.seen
+    loaded = renewal._again()
+    assert (first.named["user"].sessions, loaded.options.named["user"].sessions) == (1, 2)
+    assert loaded.said["quotas"] != renewal._held.said["quotas"]
 
 
 @pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])

@@ -25,6 +25,7 @@ from spu_llm.net.shaping import NETWORKS
 from spu_llm.service import admission, agreeing
 from spu_llm.service.admission import AdmissionControl
 from spu_llm.service.client import Server, connected
+from spu_llm.service.limits import Quota, Quotas
 from spu_llm.service.provider import ServeOptions, _Sessions
 from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import COMPLETION
@@ -39,8 +40,13 @@ TASK = Task("provider", "completion", {}, {}, 1)
 ONE, OTHER = (Certificate(f * 64, f, datetime.now(timezone.utc)) for f in "ab")
 
 
+def of_one(sessions: int) -> Quotas:
+    """Return quotas that give each certificate so many sessions."""
+    return Quotas(Quota(sessions=sessions))
+
+
 def test_a_ticket_is_good_once() -> None:
-    held = AdmissionControl(2, 2)
+    held = AdmissionControl(2, of_one(2))
     ticket = held.admit(TASK, ONE)
     with pytest.raises(PeerError, match="not known"):
         held.enter(bytes(32), ONE)
@@ -51,7 +57,7 @@ def test_a_ticket_is_good_once() -> None:
 
 
 def test_a_ticket_is_for_one_certificate() -> None:
-    held = AdmissionControl(2, 2)
+    held = AdmissionControl(2, of_one(2))
     ticket = held.admit(TASK, ONE)
     with pytest.raises(PeerError, match="given to another certificate"):
         held.enter(ticket, OTHER)
@@ -61,7 +67,7 @@ def test_a_ticket_is_for_one_certificate() -> None:
 
 
 def test_a_ticket_expires_and_its_place_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = AdmissionControl(1, 1)
+    held = AdmissionControl(1, of_one(1))
     late = held.admit(TASK, None)
     with pytest.raises(BusyError, match="busy with 1 sessions"):
         held.admit(TASK, None)
@@ -74,7 +80,7 @@ def test_a_ticket_expires_and_its_place_is_free(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_so_many_sessions_and_so_many_of_one_certificate() -> None:
-    held = AdmissionControl(3, 2)
+    held = AdmissionControl(3, of_one(2))
     first = held.enter(held.admit(TASK, ONE), ONE)
     held.admit(TASK, ONE)
     with pytest.raises(BusyError, match="this certificate has 2 sessions"):

@@ -79,7 +79,7 @@ def _made(options: argparse.Namespace) -> ServeOptions:
         pool=options.pool,
         disk_bytes=megabytes(options, "disk"),
         jobs=jobs_of(options, 1),
-        **limiting.of(options),
+        quotas=limiting.of(options),
     )
 
 
