@@ -1,5 +1,5 @@
-"""What a client has of a provider before it can ask for anything: how the model's text is written
-(`models.text_format`), which it keeps.
+"""What a client has of a provider before it can ask for anything: what the models are called, and
+how a model's text is written (`models.text_format`), which it keeps.
 
     <directory>/certificate-<32 hex digits of its fingerprint>/<SHA-256>.json   of a provider
     <directory>/insecure/...    of all providers in the clear

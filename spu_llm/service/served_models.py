@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from models.family import ModelConfig
 from models.files import TOKENIZER_FILE
@@ -22,8 +22,28 @@ from spu_llm.service import agreeing
 from spu_llm.systems.program import SystemPromptShape
 from spu_llm.systems.served import ServedSystem
 
-if TYPE_CHECKING:
-    from spu_llm.service.provider import ServeOptions
+
+class Options(Protocol):
+    """What a provider is started with, as far as its models go (`provider.ServeOptions`)."""
+
+    @property
+    def models(self) -> Mapping[str, Path]: ...
+    @property
+    def ranges(self) -> Path | None: ...
+    @property
+    def network(self) -> str: ...
+    @property
+    def jobs(self) -> int: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def studies(self) -> bool: ...
+    @property
+    def system(self) -> ServedSystem: ...
+    @property
+    def system_prompt(self) -> str: ...
+    @property
+    def prefix_pad(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +95,7 @@ class ServedModels:
 
 
 @contextmanager
-def loaded(options: ServeOptions) -> Iterator[ServedModels]:
+def loaded(options: Options) -> Iterator[ServedModels]:
     """Yield the models that the options name, whose weights are held until the block ends.
     InputError for a model that cannot be served so.
     """
@@ -90,7 +110,7 @@ def loaded(options: ServeOptions) -> Iterator[ServedModels]:
 
 
 def _served(
-    name: str, directory: Path, options: ServeOptions, root: Path, held: ExitStack
+    name: str, directory: Path, options: Options, root: Path, held: ExitStack
 ) -> ServedModel:
     """Return a model, ready for sessions. `root`: where the provider keeps all its hints; `held`
     closes the descriptor of its weights.
@@ -120,7 +140,7 @@ def _served(
     return ServedModel(name, directory, weights, hints, stated, text, own_text)
 
 
-def _text_format(directory: Path, options: ServeOptions) -> TextFormat | None:
+def _text_format(directory: Path, options: Options) -> TextFormat | None:
     """Return how the model's text is written, if it has a tokenizer; only studies do without."""
     if options.studies and not (directory / TOKENIZER_FILE).exists():
         return None
@@ -128,7 +148,7 @@ def _text_format(directory: Path, options: ServeOptions) -> TextFormat | None:
 
 
 def _own_text(
-    directory: Path, options: ServeOptions, tokenizer: Tokenizer | None, config: ModelConfig
+    directory: Path, options: Options, tokenizer: Tokenizer | None, config: ModelConfig
 ) -> tuple[SystemPromptShape, list[int]]:
     """Return the rows of the text before every prompt, as clients hear of them, and its tokens.
     InputError when nothing fits after it.
