@@ -263,12 +263,12 @@ def network_of(options: argparse.Namespace) -> str:
         raise InputError(str(exc)) from None
 
 
-def add_served_model(parser: Any, words: str = "") -> None:
+def add_served_model(parser: Any) -> None:
     """Add which model of a provider is asked for, beside `--server`; `server_of` reads it."""
     parser.add_argument(
         "--served-model",
         metavar="NAME",
-        help=f"{words}with --server: the provider's model of this name (doctor --server lists "
+        help="with --server: the provider's model of this name (doctor --server lists "
         "them; default: its first)",
     )
 
@@ -291,6 +291,14 @@ def _served_model(options: argparse.Namespace) -> str:
     return name or ""
 
 
+def check_served_model(options: argparse.Namespace) -> None:
+    """Raise InputError where `--served-model` names a model, but `--server` no provider."""
+    if options.server is None and _served_model(options):
+        raise InputError(
+            "--served-model is of a provider elsewhere; give --server, or leave it out"
+        )
+
+
 def provider_of(options: argparse.Namespace) -> Provider:
     """Return the provider that `--server` names, or one on this machine."""
     from spu_llm.api.provider import Provider
@@ -298,10 +306,7 @@ def provider_of(options: argparse.Namespace) -> Provider:
     server = None if options.server is None else server_of(options)
     jobs = jobs_of(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
-    if server is None and _served_model(options):
-        raise InputError(
-            "--served-model is of a provider elsewhere; give --server, or leave it out"
-        )
+    check_served_model(options)
     if server is not None and options.ranges is not None:
         raise InputError("--ranges are of a model on this machine; leave --server out")
     return Provider(

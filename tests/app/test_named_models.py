@@ -153,12 +153,21 @@ def test_every_command_that_asks_a_provider_names_a_model(command: str) -> None:
         asked("--served-model", "")
 
 
-@pytest.mark.parametrize("beside", [["--model", "m"], []])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["prepare", "--pool", "p", "--model", "m"],
+        ["prepare", "--pool", "p"],
+        ["chat", "--model", "m"],
+        ["gateway", "--model", "m"],
+        ["dp", *ASKING["dp"]],
+    ],
+)
 def test_no_name_is_of_a_model_on_this_machine(
-    beside: list[str], capsys: pytest.CaptureFixture[str]
+    command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = "--served-model is of a provider elsewhere; give --server, or leave it out"
-    assert said in refused(capsys, "prepare", "--pool", "p", *beside, "--served-model", "b")
+    assert said in refused(capsys, *command, "--served-model", "b")
 
 
 def test_a_provider_from_python_has_one_model_asked_for() -> None:
