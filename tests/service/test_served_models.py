@@ -22,7 +22,7 @@ from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, ManifestMismatch, WireError
 from spu_llm.net.manifest import agree, with_nonce
-from spu_llm.service import agreeing, served_models
+from spu_llm.service import agreeing, provider, served_models
 from spu_llm.service.provider import ServeOptions, _Sessions
 from spu_llm.service.served_models import ServedModel, ServedModels
 from spu_llm.systems.decoding.records import COMPLETION
@@ -147,23 +147,44 @@ def test_a_model_that_cannot_be_served_leaves_nothing_open(
     served_models.os.close(closed[0])
 
 
+class Started(Exception):
+    """A worker would start now."""
+
+
 @pytest.mark.parametrize(
     ("name", "config"), [(None, PRIVATE), ("", PRIVATE), ("small", PRIVATE), ("large", LARGE)]
 )
 def test_a_session_has_the_model_that_is_asked_for(
-    two: Two, models: ServedModels, name: str | None, config: GPT2Config
+    two: Two,
+    models: ServedModels,
+    name: str | None,
+    config: GPT2Config,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Shape, weights and hints in the task of its worker, and the name among what both state."""
+    """Shape, weights and hints in the task of its worker, which inherits no other weights and
+    writes to no other hints, and the name among what both state.
+    """
+    given: dict[str, Any] = {}
+
+    def start(place: str, inherits: list[int], **more: Any) -> None:
+        given.update(more, inherits=inherits)
+        raise Started
+
+    monkeypatch.setattr(provider, "Worker", start)
     request = asked(name, tokenizer=models.find(name or "").stated["tokenizer"])
     with _Sessions(options_of(two), models, print, print) as sessions:
         stated, ticket = sessions._admit(request, None)
         agreed = agree(request, stated)
-        task = sessions._places.enter(ticket, None).task
+        admitted = sessions._places.enter(ticket, None)
+        with pytest.raises(Started):
+            sessions._worked(None, admitted)  # type: ignore[arg-type]
+    task = admitted.task
     assert task.agreed == agreed and agreed.get("served_model") == name
     assert agreeing.stated_model(agreed)[0].asdict().items() >= {"n_embd": config.n_embd}.items()
     model = models.find(name or "")
     assert task.own["weights"] == model.weights and task.hints_dir == str(model.hints)
     assert task.own["model_dir"] == str(model.directory)
+    assert given["inherits"] == [model.weights] and given["writes"] == [model.hints]
 
 
 def test_a_model_that_is_not_there_is_refused_by_name(two: Two, models: ServedModels) -> None:
@@ -193,9 +214,9 @@ def test_a_provider_without_names_has_one_model() -> None:
 def test_a_provider_that_knows_no_names_serves_none() -> None:
     """An older one states no name: the client sees the difference, whatever model that is."""
     client = agreeing.of_client(COMPLETION, REQUEST, None, "local", 1, model="large")
-    provider = agreeing.of_provider(PRIVATE, None, "local", 1)
+    older = agreeing.of_provider(PRIVATE, None, "local", 1)
     with pytest.raises(ManifestMismatch, match='served_model: client has "large", provider has no'):
-        agree(with_nonce(client), with_nonce(provider))
+        agree(with_nonce(client), with_nonce(older))
 
 
 @given(
