@@ -18,6 +18,7 @@ from spu_llm.offline.defaults import HINT_CACHE_BYTES
 from spu_llm.service.client import Server
 from spu_llm.service.first_contact import KeptFormat, text_format, text_format_here
 from spu_llm.service.launching import local_provider
+from spu_llm.service.model_names import check_name
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,20 @@ class Provider:
         jobs: int | None = None,
         hint_cache: int = HINT_CACHE_BYTES,
         backend: str = OWN,
+        model: str = "",
     ) -> Provider:
         """Return the provider at HOST:PORT. identity: the directory of this party's certificate and
         key; trust: a file of certificates, of whom is trusted there; `insecure`, in place of both,
         for plain sockets on a machine that you trust. backend: what computes forwards, as the
-        provider has it. InputError for what cannot be used.
+        provider has it. model: the name of the one that is asked for, of a provider with several;
+        by default its first. InputError for what cannot be used.
         """
         _check(network, jobs, hint_cache, backend)
+        if model:
+            check_name(model, "model")
         own = identity_in(path_of(identity), path_of(trust), insecure=insecure)
         host, port = host_and_port(address, "the provider's address")
-        server = Server(host, port, network, own, backend)
+        server = Server(host, port, network, own, backend, model)
         return Provider(
             network,
             server,

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from spu_llm.app.named_models import named_model
 from spu_llm.core.errors import InputError
 from spu_llm.core.text_files import read_text
 
@@ -85,5 +86,12 @@ def _given(path: Path, option: str, action: argparse.Action, value: Any) -> Iter
     for one in value if several else [value]:
         if isinstance(one, bool) or not isinstance(one, str | int | float):
             raise InputError(f"{path}: {option[2:]} cannot be {one!r:.80}")
-        text = str(path.parent / one) if action.type is Path and isinstance(one, str) else str(one)
-        yield f"{option}={text}"
+        yield f"{option}={_relative(path.parent, action, one) if isinstance(one, str) else one}"
+
+
+def _relative(folder: Path, action: argparse.Action, text: str) -> str:
+    """Return a path, or a model's name and path, as it is from where the command runs."""
+    kind: Any = action.type
+    if kind is named_model:
+        return str(named_model(text, folder))
+    return str(folder / text) if kind is Path else text

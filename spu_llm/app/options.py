@@ -16,6 +16,7 @@ from spu_llm.core.settings import BACKENDS, OWN
 from spu_llm.core.text_files import decoded, read_text
 from spu_llm.net.address import host_and_port
 from spu_llm.offline.defaults import HINT_CACHE_BYTES
+from spu_llm.service.model_names import check_name
 
 if TYPE_CHECKING:
     from spu_llm.api.provider import Provider
@@ -262,13 +263,40 @@ def network_of(options: argparse.Namespace) -> str:
         raise InputError(str(exc)) from None
 
 
+def add_served_model(parser: Any) -> None:
+    """Add which model of a provider is asked for, beside `--server`; `server_of` reads it."""
+    parser.add_argument(
+        "--served-model",
+        metavar="NAME",
+        help="with --server: the provider's model of this name (doctor --server lists "
+        "them; default: its first)",
+    )
+
+
 def server_of(options: argparse.Namespace) -> Server:
     """Return where the provider that `--server` names is reached, and as whom."""
     from spu_llm.service.client import Server
 
     host, port = address(options.server, "--server")
     backend = getattr(options, "backend", OWN)  # which not all commands have
-    return Server(host, port, network_of(options), identity_of(options), backend)
+    name = _served_model(options)
+    return Server(host, port, network_of(options), identity_of(options), backend, name)
+
+
+def _served_model(options: argparse.Namespace) -> str:
+    """Return `--served-model`, which not all commands have; empty: none was given."""
+    name = getattr(options, "served_model", None)
+    if name is not None:
+        check_name(name, "--served-model")
+    return name or ""
+
+
+def check_served_model(options: argparse.Namespace) -> None:
+    """Raise InputError where `--served-model` names a model, but `--server` no provider."""
+    if options.server is None and _served_model(options):
+        raise InputError(
+            "--served-model is of a provider elsewhere; give --server, or leave it out"
+        )
 
 
 def provider_of(options: argparse.Namespace) -> Provider:
@@ -278,6 +306,7 @@ def provider_of(options: argparse.Namespace) -> Provider:
     server = None if options.server is None else server_of(options)
     jobs = jobs_of(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
+    check_served_model(options)
     if server is not None and options.ranges is not None:
         raise InputError("--ranges are of a model on this machine; leave --server out")
     return Provider(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spu_llm.api.defaults import MAX_PREFIX_PAD, MAX_SESSIONS, PREFIX_PAD, SESSION_MINUTES, SESSIONS
-from spu_llm.app import journaling, limiting, marking, reloading, two_party_text
+from spu_llm.app import journaling, limiting, marking, named_models, reloading, two_party_text
+from spu_llm.app.named_models import NamedModel
 from spu_llm.app.options import (
     add_backend,
     add_folder,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 def add_command(commands: Any) -> None:
     serve = commands.add_parser("serve", help="provider: serve completions with a private model")
-    add_folder(serve, "--model", "private model directory", required=True)
+    named_models.add_option(serve)
     add_ranges(serve)
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
     serve.add_argument(
@@ -114,6 +115,9 @@ def _made(options: argparse.Namespace) -> ServeOptions:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option} bounds what is kept in --pool; give both")
     check_serving(options)
+    models = named_models.by_name(options.model)
+    if len(models) > 1:
+        _check_shared(options)
     if options.backend != OWN and options.references is not None:
         raise InputError(
             f"--backend {options.backend} is of completions and chats; leave --references out"
@@ -124,6 +128,7 @@ def _made(options: argparse.Namespace) -> ServeOptions:
     if options.prefix_pad is not None and options.system_prompt is None:
         raise InputError("--prefix-pad is of a --system-prompt; give both")
     more = {
+        "models": models,
         "prefix_pad": pad,
         "system": _system(options),
         "system_prompt": _text_of(options.system_prompt, "--system-prompt"),
@@ -136,6 +141,18 @@ def _made(options: argparse.Namespace) -> ServeOptions:
     host, port = address(options.listen, "--listen")
     made: ServeOptions = record(ServeOptions, options, host=host, port=port, **more)
     return made
+
+
+# Options that belong to one model.
+_OF_ONE = ("ranges", "system_prompt", "mark", "references", "studies")
+
+
+def _check_shared(options: argparse.Namespace) -> None:
+    """Raise InputError for an option that does not go with several models."""
+    for name in _OF_ONE:
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} is of one model; give one --model, or leave {option} out")
 
 
 def _system(options: argparse.Namespace) -> ServedSystem:
@@ -190,9 +207,10 @@ def run_provider(
     report_fd = options.report_fd
 
     def on_port(port: int) -> None:
+        models = ", ".join(str(NamedModel(*one)) for one in served.models.items())
         where: dict[str, Scalar] = {"host": served.host, "port": port}
-        log(Record(journal.LISTENING, fields=where | {"model": str(served.model)}))
-        show(f"{what} {served.model} on {served.host}:{port}")
+        log(Record(journal.LISTENING, fields=where | {"models": models}))
+        show(f"{what} {models} on {served.host}:{port}")
         write_report(report_fd, port=port)
 
     try:

@@ -13,6 +13,7 @@ from spu_llm.app.options import (
     add_hint_cache,
     add_identity_options,
     add_network,
+    add_served_model,
     given,
     provider_of,
 )
@@ -31,6 +32,7 @@ def add_options(parser: Any) -> None:
         help="the model is that provider's, who does not see the references; "
         "--model is then where the tokenizer lies",
     )
+    add_served_model(parser)
     parser.add_argument(
         "--peer-references",
         type=int,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19spu_llm/net/control.proto\x12\nspu_llm.v1\"R\n\x05Value\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04real\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x42\x06\n\x04kind\"\x8a\x01\n\x0bOpenRequest\x12\x37\n\x08manifest\x18\x01 \x03(\x0b\x32%.spu_llm.v1.OpenRequest.ManifestEntry\x1a\x42\n\rManifestEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.spu_llm.v1.Value:\x02\x38\x01\"\x90\x01\n\x06Opened\x12\x32\n\x08manifest\x18\x01 \x03(\x0b\x32 .spu_llm.v1.Opened.ManifestEntry\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x1a\x42\n\rManifestEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.spu_llm.v1.Value:\x02\x38\x01\"1\n\x11TextFormatRequest\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04most\x18\x02 \x01(\r\"<\n\x0eTextFormatPart\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0c\n\x04part\x18\x03 \x01(\x0c\x32\x88\x01\n\x08Provider\x12\x33\n\x04Open\x12\x17.spu_llm.v1.OpenRequest\x1a\x12.spu_llm.v1.Opened\x12G\n\nTextFormat\x12\x1d.spu_llm.v1.TextFormatRequest\x1a\x1a.spu_llm.v1.TextFormatPartb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19spu_llm/net/control.proto\x12\nspu_llm.v1\"R\n\x05Value\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04real\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x42\x06\n\x04kind\"\x8a\x01\n\x0bOpenRequest\x12\x37\n\x08manifest\x18\x01 \x03(\x0b\x32%.spu_llm.v1.OpenRequest.ManifestEntry\x1a\x42\n\rManifestEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.spu_llm.v1.Value:\x02\x38\x01\"\x90\x01\n\x06Opened\x12\x32\n\x08manifest\x18\x01 \x03(\x0b\x32 .spu_llm.v1.Opened.ManifestEntry\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x1a\x42\n\rManifestEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.spu_llm.v1.Value:\x02\x38\x01\"@\n\x11TextFormatRequest\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04most\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\"<\n\x0eTextFormatPart\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0c\n\x04part\x18\x03 \x01(\x0c\"\x0f\n\rModelsRequest\"\x19\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x0cModelsAnswer\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.spu_llm.v1.ModelInfo2\xc7\x01\n\x08Provider\x12\x33\n\x04Open\x12\x17.spu_llm.v1.OpenRequest\x1a\x12.spu_llm.v1.Opened\x12G\n\nTextFormat\x12\x1d.spu_llm.v1.TextFormatRequest\x1a\x1a.spu_llm.v1.TextFormatPart\x12=\n\x06Models\x12\x19.spu_llm.v1.ModelsRequest\x1a\x18.spu_llm.v1.ModelsAnswerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,9 +46,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENED_MANIFESTENTRY']._serialized_start=198
   _globals['_OPENED_MANIFESTENTRY']._serialized_end=264
   _globals['_TEXTFORMATREQUEST']._serialized_start=413
-  _globals['_TEXTFORMATREQUEST']._serialized_end=462
-  _globals['_TEXTFORMATPART']._serialized_start=464
-  _globals['_TEXTFORMATPART']._serialized_end=524
-  _globals['_PROVIDER']._serialized_start=527
-  _globals['_PROVIDER']._serialized_end=663
+  _globals['_TEXTFORMATREQUEST']._serialized_end=477
+  _globals['_TEXTFORMATPART']._serialized_start=479
+  _globals['_TEXTFORMATPART']._serialized_end=539
+  _globals['_MODELSREQUEST']._serialized_start=541
+  _globals['_MODELSREQUEST']._serialized_end=556
+  _globals['_MODELINFO']._serialized_start=558
+  _globals['_MODELINFO']._serialized_end=583
+  _globals['_MODELSANSWER']._serialized_start=585
+  _globals['_MODELSANSWER']._serialized_end=638
+  _globals['_PROVIDER']._serialized_start=641
+  _globals['_PROVIDER']._serialized_end=840
 # @@protoc_insertion_point(module_scope)

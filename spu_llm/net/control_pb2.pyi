@@ -1,7 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -47,12 +47,14 @@ class Opened(_message.Message):
     def __init__(self, manifest: _Optional[_Mapping[str, Value]] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class TextFormatRequest(_message.Message):
-    __slots__ = ("offset", "most")
+    __slots__ = ("offset", "most", "model")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     offset: int
     most: int
-    def __init__(self, offset: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+    model: str
+    def __init__(self, offset: _Optional[int] = ..., most: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class TextFormatPart(_message.Message):
     __slots__ = ("digest", "size", "part")
@@ -63,3 +65,19 @@ class TextFormatPart(_message.Message):
     size: int
     part: bytes
     def __init__(self, digest: _Optional[str] = ..., size: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...
+
+class ModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ModelInfo(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ModelsAnswer(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...

@@ -3,9 +3,10 @@
 gRPC runs on connections of ours (`carry`), so that who may connect is judged in one place (`tls`)
 and one port is open: its calls and a session's data come to the same one and are told apart by the
 protocol that TLS negotiates, or in the clear by their first byte. Before it asks for a session, a
-client asks how text of the model is written (`TextFormat`). The provider answers a client whose
-settings agree with its own by a ticket, good for one connection for data, for a while, under the
-same certificate; what happens there is `control`'s and the relay's.
+client asks how text of the model is written (`TextFormat`); where there are several models it says
+which one by name, in both calls, and may ask for the names (`Models`). The provider answers a
+client whose settings agree with its own by a ticket, good for one connection for data, for a while,
+under the same certificate; what happens there is `control`'s and the relay's.
 
 The standard health service (grpc.health.v1) answers beside it.
 """
@@ -17,7 +18,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -42,7 +43,16 @@ from spu_llm.core.errors import (  # noqa: E402
 )
 from spu_llm.net.carry import PrivateFolder, carry  # noqa: E402
 from spu_llm.net.control import heard  # noqa: E402
-from spu_llm.net.control_pb2 import Opened, OpenRequest, TextFormatPart, TextFormatRequest, Value  # noqa: E402
+from spu_llm.net.control_pb2 import (  # noqa: E402
+    ModelInfo,
+    ModelsAnswer,
+    ModelsRequest,
+    Opened,
+    OpenRequest,
+    TextFormatPart,
+    TextFormatRequest,
+    Value,
+)
 from spu_llm.net.frames import VERSION, check_preamble  # noqa: E402
 from spu_llm.net.manifest import Manifest, Scalar  # noqa: E402
 from spu_llm.net.stream import ByteStream  # noqa: E402
@@ -55,6 +65,7 @@ FIRST_BYTE = b"P"  # of a connection for gRPC, in the clear: HTTP/2 begins with 
 
 _OPEN = f"/{SERVICE}/Open"
 _TEXT_FORMAT = f"/{SERVICE}/TextFormat"
+_MODELS = f"/{SERVICE}/Models"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _MAX_MESSAGE = 2 << 20  # bytes; the largest manifest in ASCII fits
 PART_BYTES = 1 << 20  # of a document, in one answer
@@ -81,8 +92,10 @@ class Document:
     content: bytes
 
 
-# How text is written, for a client that may ask.
-Tell = Callable[[], Document]
+# How text of the model of this name is written, for a client that may ask.
+Tell = Callable[[str], Document]
+# What the models are called, for a client that may ask.
+Name = Callable[[], Sequence[str]]
 
 # Errors whose words are the peer's to hear; their names go along, since a status may be gRPC's own.
 _TOLD: dict[type[SpuLlmError], grpc.StatusCode] = {
@@ -109,6 +122,7 @@ class _Health(health.HealthServicer):
 class _Caller:
     admit: Admit
     tell: Tell
+    name: Name
     answered: bool = False
 
 
@@ -132,6 +146,9 @@ class ControlServer:
             "TextFormat": grpc.unary_unary_rpc_method_handler(
                 self._text_format, TextFormatRequest.FromString, TextFormatPart.SerializeToString
             ),
+            "Models": grpc.unary_unary_rpc_method_handler(
+                self._models, ModelsRequest.FromString, ModelsAnswer.SerializeToString
+            ),
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, calls),)
@@ -142,19 +159,19 @@ class ControlServer:
         for name in ("", SERVICE):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
-    def serve(self, stream: ByteStream, admit: Admit, tell: Tell) -> None:
+    def serve(self, stream: ByteStream, admit: Admit, tell: Tell, name: Name) -> None:
         """Answer all calls that come over a connection, which is closed afterwards, or after
-        _LIFE_S. Of what `admit` or `tell` raises the client gets the words where they are meant for
-        it (`_TOLD`), else only that there was something. PeerError when the connection breaks
-        before a call is answered.
+        _LIFE_S. Of what `admit`, `tell` or `name` raises the client gets the words where they are
+        meant for it (`_TOLD`), else only that there was something. PeerError when the connection
+        breaks before a call is answered.
         """
         sock = socket.socket(socket.AF_UNIX)
         with self._lock:
-            name = next(self._names)
-            self._callers[name] = caller = _Caller(admit, tell)
+            own = next(self._names)
+            self._callers[own] = caller = _Caller(admit, tell, name)
         try:
             # A name of its own, by which a call tells whose it is.
-            sock.bind(self._folder.path(name))
+            sock.bind(self._folder.path(own))
             sock.connect(self._folder.path("server"))
             late = threading.Timer(_LIFE_S, stream.close)
             late.daemon = True
@@ -169,8 +186,8 @@ class ControlServer:
         finally:
             sock.close()
             with self._lock:
-                del self._callers[name]
-            self._folder.remove(name)
+                del self._callers[own]
+            self._folder.remove(own)
 
     def drain(self) -> None:
         """Tell whoever asks after this provider's health that it takes no more sessions."""
@@ -191,13 +208,18 @@ class ControlServer:
         self, request: TextFormatRequest, context: grpc.ServicerContext
     ) -> TextFormatPart:
         with self._answering(context) as caller:
-            text_format = caller.tell()
+            text_format = caller.tell(request.model)
         end = request.offset + min(request.most, PART_BYTES)
         return TextFormatPart(
             digest=text_format.digest,
             size=len(text_format.content),
             part=text_format.content[request.offset : end],
         )
+
+    def _models(self, request: ModelsRequest, context: grpc.ServicerContext) -> ModelsAnswer:
+        with self._answering(context) as caller:
+            names = caller.name()
+        return ModelsAnswer(models=[ModelInfo(name=name) for name in names])
 
     @contextmanager
     def _answering(self, context: grpc.ServicerContext) -> Iterator[_Caller]:
@@ -234,18 +256,32 @@ def ask_to_open(
 
 
 def ask_for_format(
-    stream: ByteStream, offset: int, most: int, timeout_s: float
+    stream: ByteStream, offset: int, most: int, timeout_s: float, model: str = ""
 ) -> tuple[str, int, bytes]:
     """Return the digest of the document that says how text is written, as the provider states it,
     the document's size in bytes, and up to `most` bytes of it from `offset` on (`PART_BYTES` in one
-    answer); `stream` is closed then. Errors as of `ask_to_open`.
+    answer); `stream` is closed then. `model`: its name, empty: the first one. Errors as of
+    `ask_to_open`.
     """
     with _channel(stream) as channel:
         call = channel.unary_unary(
             _TEXT_FORMAT, TextFormatRequest.SerializeToString, TextFormatPart.FromString
         )
-        part: TextFormatPart = call(TextFormatRequest(offset=offset, most=most), timeout=timeout_s)
+        asked = TextFormatRequest(offset=offset, most=most, model=model)
+        part: TextFormatPart = call(asked, timeout=timeout_s)
     return part.digest, part.size, part.part
+
+
+def ask_for_models(stream: ByteStream, timeout_s: float) -> list[str]:
+    """Return what the provider calls its models, not looked at yet; `stream` is closed then. Errors
+    as of `ask_to_open`.
+    """
+    with _channel(stream) as channel:
+        call = channel.unary_unary(
+            _MODELS, ModelsRequest.SerializeToString, ModelsAnswer.FromString
+        )
+        answer: ModelsAnswer = call(ModelsRequest(), timeout=timeout_s)
+    return [model.name for model in answer.models]
 
 
 def check_health(stream: ByteStream, timeout_s: float) -> bool:
@@ -316,8 +352,8 @@ def _translated(error: grpc.RpcError) -> SpuLlmError:
             return InputError(f"the provider refused: {said}")
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return ManifestMismatch(
-            "the provider does not say how its model's text is written: it speaks a wire version "
-            f"below {VERSION}, which is this side's; run the same version of spu-llm on both sides"
+            "the provider lacks a call that this side makes: it is older, maybe of a wire version "
+            f"below {VERSION}, this side's; run the same version of spu-llm on both sides"
         )
     if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
         return NoAnswerError("the peer accepts the connection but does not answer")

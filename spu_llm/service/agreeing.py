@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import protocols
 from models.family import ModelConfig, config_from
 from models.tokenizer import Tokenizer
-from spu_llm.core.errors import InputError, ManifestMismatch, PeerError
+from spu_llm.core.errors import InputError, ManifestMismatch, PeerError, WireError
 from spu_llm.core.settings import OWN, SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net import frames
@@ -23,6 +24,7 @@ from spu_llm.service.watch import WAIT_S
 from spu_llm.systems.program import Job, Program, ProviderInputs, SystemPromptShape, read, stated
 
 _BACKEND = "backend"  # what computes forwards, for both
+SERVED_MODEL = "served_model"  # its name, for both, where the client asks by one
 _PROGRAM = "program"  # beside the fields of its request
 _PREFIXES = {ROLES[CLIENT]: CLIENT_PREFIX, ROLES[PROVIDER]: PROVIDER_PREFIX}
 _CERTIFICATE = "certificate."  # of either role
@@ -61,11 +63,28 @@ def of_client(
     jobs: int,
     *,
     backend: str = OWN,
+    model: str = "",
 ) -> Manifest:
-    """Return what a client that asks for a program states. `backend`: what computes forwards."""
+    """Return what a client that asks for a program states. `backend`: what computes forwards;
+    `model`: the name of the provider's that it asks for, empty: the first one.
+    """
     asked = {_PROGRAM: program.name, **stated(request)}
     of_client = {CLIENT_PREFIX + name: value for name, value in asked.items()}
-    return _of_both(tokenizer, network, jobs, backend) | of_client
+    of_model: Manifest = {SERVED_MODEL: model} if model else {}
+    return _of_both(tokenizer, network, jobs, backend) | of_model | of_client
+
+
+def asked_model(asked: Mapping[str, object]) -> tuple[str, Manifest]:
+    """Return the name of the model that a client's manifest asks for, empty where it names none,
+    and what the provider states of it in turn: the same, so that a provider that knows no names
+    differs. WireError when what the client states is no text.
+    """
+    if SERVED_MODEL not in asked:
+        return "", {}
+    name = asked[SERVED_MODEL]
+    if not isinstance(name, str):
+        raise WireError("the client asks for a model by what is no name")
+    return name, {SERVED_MODEL: name}
 
 
 def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int, backend: str) -> Manifest:

@@ -38,7 +38,8 @@ OnEvent = Callable[[dict[str, Any], Relay], None]
 @dataclass(frozen=True)
 class Server:
     """Where a provider listens, the network to emulate on the way there, who is trusted there
-    (None: whoever answers, in the clear), and what computes forwards (`spu_llm.core.settings`).
+    (None: whoever answers, in the clear), what computes forwards (`spu_llm.core.settings`), and the
+    name of the model that is asked for (empty: the first one).
     """
 
     host: str
@@ -46,6 +47,7 @@ class Server:
     network: str
     identity: Identity | None = None
     backend: str = OWN
+    served_model: str = ""
 
 
 def run_as_client(
@@ -80,7 +82,13 @@ def run_as_client(
     if pool is not None:
         open_directory(pool)
     stated = agreeing.of_client(
-        program, request, tokenizer, server.network, jobs, backend=server.backend
+        program,
+        request,
+        tokenizer,
+        server.network,
+        jobs,
+        backend=server.backend,
+        model=server.served_model,
     )
     agreed, ticket = open_session(server, stated, pool)
     correlations = agreeing.peer_folder("client", agreed, pool)

@@ -1,5 +1,5 @@
-"""What a client has of a provider before it can ask for anything: how the model's text is written
-(`models.text_format`), which it keeps.
+"""What a client has of a provider before it can ask for anything: what the models are called, and
+how a model's text is written (`models.text_format`), which it keeps.
 
     <directory>/certificate-<32 hex digits of its fingerprint>/<SHA-256>.json   of a provider
     <directory>/insecure/...    of all providers in the clear
@@ -26,14 +26,15 @@ from pathlib import Path
 from models.text_format import DOCUMENT_BYTES, TextFormat
 from spu_llm.core.errors import InputError, PeerError, WireError
 from spu_llm.net import tls
-from spu_llm.net.control_plane import PART_BYTES, ask_for_format
+from spu_llm.net.control_plane import PART_BYTES, ask_for_format, ask_for_models
 from spu_llm.offline.access import failures
 from spu_llm.offline.files import create, open_folder
 from spu_llm.offline.peer_directories import directory_of
 from spu_llm.offline.silent.store import cache_directory
-from spu_llm.service.client import Server, answering, connected
+from spu_llm.service.client import OPEN_S, Server, answering, connected
+from spu_llm.service.model_names import MAX_MODELS, is_name
 
-KEPT = 4  # of a provider
+KEPT = MAX_MODELS  # of a provider: one of each model
 PART_S = 15.0  # for one part to come
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -48,10 +49,11 @@ class KeptFormat:
 
 
 def text_format(server: Server) -> KeptFormat:
-    """Return how text of the provider's model is written, which is fetched if it is not kept.
+    """Return how text of the model that is asked for is written; it is fetched unless it is kept.
 
-    PeerError when the provider does not answer or what it sends cannot be used, ManifestMismatch
-    when it is of an older wire version, PoolError when nothing can be kept.
+    PeerError when the provider does not answer or what it sends cannot be used, InputError when it
+    serves no model of that name, ManifestMismatch when it is of an older wire version, PoolError
+    when nothing can be kept.
     """
     offered = _asked(server, 0, 0)
     if not _DIGEST.fullmatch(offered.digest) or not 0 < offered.size <= DOCUMENT_BYTES:
@@ -63,6 +65,22 @@ def text_format(server: Server) -> KeptFormat:
     if (kept := _kept(folder, offered.digest)) is not None:
         return KeptFormat(_used(kept), _path(folder, offered.digest))
     return _keep(folder, _used(_fetched(server, offered)))
+
+
+def model_names(server: Server) -> list[str]:
+    """Return the names of the models that a provider serves, the first one first; none where its
+    only model has no name. PeerError when it does not answer, or says what are no names.
+    """
+    stream, _ = connected(server, tls.CONTROL)
+    with answering(server):
+        return checked_names(ask_for_models(stream, OPEN_S))
+
+
+def checked_names(names: list[str]) -> list[str]:
+    """Return names of models as a provider states them; WireError where they are none."""
+    if len(names) > MAX_MODELS or len(set(names)) < len(names) or not all(map(is_name, names)):
+        raise WireError(f"the provider names {len(names)} models by what are no distinct names")
+    return names
 
 
 def text_format_here(model: Path) -> KeptFormat:
@@ -86,7 +104,7 @@ class _Answer:
 def _asked(server: Server, offset: int, most: int) -> _Answer:
     stream, provider = connected(server, tls.CONTROL)
     with answering(server):
-        part = ask_for_format(stream, offset, most, PART_S)
+        part = ask_for_format(stream, offset, most, PART_S, server.served_model)
     return _Answer(*part, None if provider is None else provider.fingerprint)
 
 

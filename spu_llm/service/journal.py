@@ -28,6 +28,7 @@ from spu_llm.core.errors import (
 )
 from spu_llm.net.identity import Certificate
 from spu_llm.net.manifest import CLIENT_PREFIX, Scalar
+from spu_llm.service.agreeing import SERVED_MODEL
 
 LISTENING = "listening"
 BEGUN = "session_begun"
@@ -81,7 +82,11 @@ class Session(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Scalar]:
-        return {"session": self.id, "program": self.program, **client_fields(self.client)}
+        """Return what names the session: also its model, where the client names one."""
+        name = self.agreed.get(SERVED_MODEL)
+        of_model: dict[str, Scalar] = {} if name is None else {"model": name}
+        one: dict[str, Scalar] = {"session": self.id, "program": self.program}
+        return one | of_model | client_fields(self.client)
 
     @property
     def request(self) -> dict[str, Scalar]:

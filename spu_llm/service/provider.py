@@ -8,7 +8,6 @@ why. (With `once`, SIGTERM does, too.)
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,12 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from models.family import ModelConfig
-from models.files import TOKENIZER_FILE
-from models.hf import load_model
-from models.resident import digest
-from models.text_format import TextFormat
-from models.tokenizer import Tokenizer
 from spu_llm.core.errors import (
     BusyError,
     InputError,
@@ -44,16 +37,16 @@ from spu_llm.net.shaping import shape_of
 from spu_llm.net.stream import Metered, listen
 from spu_llm.net.tls import TlsStream
 from spu_llm.offline.peer_directories import directory_of, open_directory
-from spu_llm.offline.silent.store import default_directory, version_folder
 from spu_llm.service import agreeing, journal, listening, programs
 from spu_llm.service.admission import AdmissionControl, Admitted
 from spu_llm.service.journal import Log, Record, Session
 from spu_llm.service.limits import Accounts, Quotas
 from spu_llm.service.listening import Callers, Strangers
 from spu_llm.service.renewing import Renewal
+from spu_llm.service.served_models import ServedModels, loaded
 from spu_llm.service.supervisor import HANDSHAKE_S, Worker, kept_folders, run_session
 from spu_llm.service.task import Task
-from spu_llm.systems.program import Job, ProviderInputs, SystemPromptShape
+from spu_llm.systems.program import Job, ProviderInputs
 from spu_llm.systems.served import ServedSystem
 
 CALL_BYTES = 8 << 20  # of a connection for calls: manifests or a document's parts, and gRPC's own
@@ -65,7 +58,8 @@ STOP_S = 10.0  # for them to tell their clients that they do not
 
 @dataclass(frozen=True)
 class ServeOptions:
-    model: Path
+    # Directories by name. A client that names none gets the first; a single one may be named "".
+    models: Mapping[str, Path]
     host: str
     port: int
     network: str
@@ -104,11 +98,11 @@ class ServeOptions:
             "identity": None,
             "exit_with_parent": False,
         }
-        return ServeOptions(model, **(fields | changed))
+        return ServeOptions({"": model}, **(fields | changed))
 
 
 # Options that may change while a provider runs, for sessions that begin then. All else is what it
-# was started for: its model, where it listens, what every client is told at the beginning.
+# was started for: its models, where it listens, what every client is told at the beginning.
 RENEWED = ("identity", "sessions", "quotas", "disk_bytes")
 
 
@@ -119,7 +113,7 @@ def serve(
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     renewal: Renewal[ServeOptions] | None = None,
 ) -> None:
-    """Run what clients ask for with a private model.
+    """Run what clients ask for with private models.
 
     `on_port` hears where it listens, `on_event` what workers of this provider tell it. `log` gets a
     record of each session and refusal, on whichever thread; what it raises before a session's
@@ -127,47 +121,21 @@ def serve(
     New sessions run under what `renewal` reads (`RENEWED`).
     """
     # What is wrong is said now, not in the middle of a session.
-    root = default_directory("provider")
-    config, params = load_model(options.model, options.ranges, encoders=True)
-    if config.encodes and type(options.system) is not ServedSystem:
-        raise InputError(
-            f"{options.model} is a {config.title} model, which is served for completions alone; "
-            "leave --split, --mark and --references out"
-        )
-    weights = options.system.place(params, config)
-    del params  # all workers use those in one place
-    try:
-        hints = version_folder(root, f"{config.asdict()} {digest(weights)}")
-        _serve(options, config, weights, hints, log, on_port, on_event, renewal)
-    finally:
-        os.close(weights)
+    with loaded(options) as models:
+        _serve(options, models, log, on_port, on_event, renewal)
 
 
 def _serve(
     options: ServeOptions,
-    config: ModelConfig,
-    weights: int,
-    hints: Path,
+    models: ServedModels,
     log: Log,
     on_port: Callable[[int], None],
     on_event: Callable[[dict[str, Any]], None],
     renewal: Renewal[ServeOptions] | None,
 ) -> None:
-    text = _text_format(options)
-    tokenizer = None if text is None else text.tokenizer
-    before, own_text = _own_text(options, tokenizer, config)
-    stated = agreeing.of_provider(
-        config,
-        tokenizer,
-        options.network,
-        options.jobs,
-        before,
-        None if text is None else text.digest,
-        backend=options.backend,
-    )
     if options.pool is not None:
         open_directory(options.pool)
-    sessions = _Sessions(options, stated, weights, hints, own_text, log, on_event, text)
+    sessions = _Sessions(options, models, log, on_event)
     with (
         closing(options.system) as system,
         sessions as all_,
@@ -176,7 +144,7 @@ def _serve(
             Entrance(listener, options.identity, all_.refused, options.exit_with_parent)
         ) as entrance,
     ):
-        system.open(tokenizer, studies=options.studies)
+        system.open(models.first.tokenizer, studies=options.studies)
 
         def renew(renewed: ServeOptions) -> None:
             entrance.renew(renewed.identity)
@@ -203,18 +171,12 @@ class _Sessions:
     def __init__(
         self,
         options: ServeOptions,
-        stated: Manifest,
-        weights: int,
-        hints: Path,
-        own_text: list[int],
+        models: ServedModels,
         log: Log,
         on_event: Callable[[dict[str, Any]], None],
-        text: TextFormat | None = None,
     ) -> None:
-        self._options, self._stated, self._log = options, stated, log
+        self._options, self._models, self._log = options, models, log
         self._on_event = on_event
-        self._weights, self._hints = weights, hints
-        self._own_text, self._text = own_text, text
         places = 1 if options.once else options.sessions
         self._places = AdmissionControl(places, options.quotas)
         self._accounts = Accounts(options.quotas)
@@ -312,12 +274,13 @@ class _Sessions:
     def _work(self, control: Control, admitted: Admitted, session: Session) -> None:
         """Run a session to its end; raise what ended it before."""
         task = admitted.task
-        pool = task.pool_dir
+        pool, hints = task.pool_dir, task.hints_dir
+        assert hints is not None
         worker = Worker(
             programs.place_of(task.program),
-            [self._weights],
+            [task.own["weights"]],  # of the one model that the client asked for
             writes=[
-                *kept_folders(self._hints, None if pool is None else Path(pool)),
+                *kept_folders(Path(hints), None if pool is None else Path(pool)),
                 *admitted.writes,
             ],
             # To see how large it is.
@@ -363,18 +326,28 @@ class _Sessions:
             most = REFUSAL_BYTES
         metered = Metered(met.stream, most, partial(self._accounts.enter, met.peer))
         admit = partial(self._admit, client=met.peer, own=met.own)
-        self._control.serve(metered, admit, partial(self._tell, met.peer))
+        tell, name = partial(self._tell, met.peer), partial(self._names, met.peer)
+        self._control.serve(metered, admit, tell, name)
 
-    def _tell(self, client: Certificate | None) -> Document:
-        """Return how text is written. Called on a thread of the control plane, as `_admit` is."""
-        if self._closing:
-            raise BusyError("the provider takes no more sessions")
-        self._accounts.check(client)
-        if self._text is None:
+    def _tell(self, client: Certificate | None, model: str) -> Document:
+        """Return how a model's text is written. Called on a thread of the control plane."""
+        self._check_caller(client)
+        text = self._models.find(model).text
+        if text is None:
             raise InputError(
                 "the provider's model has no tokenizer: it is served for studies alone"
             )
-        return Document(self._text.digest, self._text.document)
+        return Document(text.digest, text.document)
+
+    def _names(self, client: Certificate | None) -> list[str]:
+        """Return the models' names. Called on a thread of the control plane."""
+        self._check_caller(client)
+        return self._models.names
+
+    def _check_caller(self, client: Certificate | None) -> None:
+        if self._closing:
+            raise BusyError("the provider takes no more sessions")
+        self._accounts.check(client)
 
     def _admit(
         self,
@@ -395,19 +368,23 @@ class _Sessions:
             if client is not None and own is not None:
                 seen = agreeing.certificates(client=client, provider=own)
             pool, budgets = _disk(options, client)
+            name, echoed = agreeing.asked_model(asked)
+            model = self._models.find(name)
             offer = options.system.offer(_folder(options.system.directory, client))
-            stated = with_nonce(self._stated | seen | agreeing.pool_id("provider", seen, pool))
+            stated = with_nonce(
+                model.stated | echoed | seen | agreeing.pool_id("provider", seen, pool)
+            )
             agreed = agree(asked, stated)
             correlations = agreeing.peer_folder("provider", agreed, pool)
             held = ProviderInputs(
-                str(options.model),
+                str(model.directory),
                 options.sampling_seed,
                 budgets,
-                self._weights,
-                self._own_text,
+                model.weights,
+                list(model.own_text),
                 offer.served,
             )
-            task = agreeing.task_of("provider", agreed, held, correlations, self._hints)
+            task = agreeing.task_of("provider", agreed, held, correlations, model.hints)
             job = _check(task, options)
             # It begins when the client comes: who is admitted and does not come leaves no trace.
             begin = partial(offer.begin, job)
@@ -447,43 +424,6 @@ def _folder(root: Path | None, client: Certificate | None) -> Path | None:
 
 def _as_ours(exc: Exception) -> SpuLlmError:
     return exc if isinstance(exc, SpuLlmError) else SpuLlmError(f"{type(exc).__name__}: {exc}")
-
-
-def _text_format(options: ServeOptions) -> TextFormat | None:
-    """Return how the model's text is written, if it has a tokenizer; only studies do without."""
-    if options.studies and not (options.model / TOKENIZER_FILE).exists():
-        return None
-    return TextFormat.of_model(options.model)
-
-
-def _own_text(
-    options: ServeOptions, tokenizer: Tokenizer | None, config: ModelConfig
-) -> tuple[SystemPromptShape, list[int]]:
-    """Return the rows of the text before every prompt, as clients hear of them, and its tokens.
-    InputError when nothing fits after it.
-    """
-    if not options.system_prompt:
-        return SystemPromptShape(), []
-    if config.encodes:
-        raise InputError(
-            f"a {config.title} model reads all of a prompt at once, so no text of yours comes "
-            "before it; leave --system-prompt out"
-        )
-    if options.studies:
-        raise InputError("studies run the model alone; leave --studies or --system-prompt out")
-    if tokenizer is None:
-        raise InputError(f"{options.model} has no tokenizer for --system-prompt")
-    # It goes on after what every text begins with, which is public.
-    tokens, pad = tokenizer.encode(options.system_prompt, goes_on=True), options.prefix_pad
-    if not tokens:
-        raise InputError("the system prompt has no tokens")
-    rows = -(-len(tokens) // pad) * pad
-    if rows > config.context - 2:  # a prompt and a token of text
-        raise InputError(
-            f"the system prompt has {len(tokens)} tokens and takes {rows} positions, but the "
-            f"model's context is {config.context}; shorten it, or give a smaller --prefix-pad"
-        )
-    return SystemPromptShape(rows, pad - 1), tokens
 
 
 def _check(task: Task, options: ServeOptions) -> Job[Any, Any] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from spu_llm.app.cli import command_line, main
+from spu_llm.app.named_models import NamedModel
 from tests.kit.pair import Pair
 from tests.kit.paths import ROOT
 from tests.kit.patience import END_S
@@ -40,12 +41,27 @@ def test_options_of_a_command(file: Path) -> None:
         """
     )
     serve = parsed("serve", "--config", str(file))
-    assert serve.model == file.parent / "model" and serve.pool == Path("/srv/pool")
+    assert serve.model == [NamedModel("", file.parent / "model")] and serve.pool == Path(
+        "/srv/pool"
+    )
     assert (serve.listen, serve.sessions) == ("0.0.0.0:9000", 7)
     assert serve.insecure and not serve.once
     generate = parsed("generate", f"--config={file}", "--temperature", "1", "--stop", "c")
     assert generate.temperature == 1.0 and generate.stop == ["a", "--b", "c"]
     assert generate.server == "h:1"
+
+
+def test_several_models_lie_beside_the_file(file: Path) -> None:
+    (file.parent / "c=d").mkdir()
+    file.write_text('[serve]\nmodel = ["a=small", "b=/srv/large", "c=d", "e=f=g"]\nlisten = "h:1"')
+    serve = parsed("serve", "--config", str(file), "--model", "z=here")
+    assert serve.model == [
+        NamedModel("a", file.parent / "small"),
+        NamedModel("b", Path("/srv/large")),
+        NamedModel("", file.parent / "c=d"),
+        NamedModel("e", file.parent / "f=g"),
+        NamedModel("z", Path("here")),
+    ]
 
 
 @pytest.mark.parametrize(

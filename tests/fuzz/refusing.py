@@ -8,8 +8,9 @@ from typing import Any
 from spu_llm.net import control, control_plane
 from spu_llm.net.control_pb2 import OpenRequest
 from spu_llm.net.frames import FrameParser
-from spu_llm.net.manifest import agree
+from spu_llm.net.manifest import Manifest, agree
 from spu_llm.offline.pool import _read_inventory
+from spu_llm.service.agreeing import asked_model
 from tests.fuzz.targets import _Once, _Relay, messages_of
 
 
@@ -27,8 +28,9 @@ def _control(data: bytes) -> None:
 
 
 def _manifest(data: bytes) -> None:
-    own = {"jobs": 1, "wire": 3, "nonce": "f" * 32}
-    agree(control_plane._manifest(OpenRequest.FromString(data).manifest), own)
+    own: Manifest = {"jobs": 1, "wire": 3, "nonce": "f" * 32}
+    asked = control_plane._manifest(OpenRequest.FromString(data).manifest)
+    agree(asked, own | asked_model(asked)[1])
 
 
 def _messages(data: bytes) -> None:

@@ -26,19 +26,22 @@ from models.importing.run import import_model
 from models.llama import LlamaConfig
 from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
-from spu_llm.app import config
+from spu_llm.app import config, named_models
 from spu_llm.core.channel import MemoryChannel, SealedChannel
 from spu_llm.core.errors import InputError, ManifestMismatch, PeerError, PoolError, WireError
 from spu_llm.net import control, control_plane, identity
-from spu_llm.net.control_pb2 import OpenRequest
+from spu_llm.net.control_pb2 import ModelInfo, ModelsAnswer, OpenRequest
 from spu_llm.net.frames import PREAMBLE, Frame, FrameParser, Kind, encode
-from spu_llm.net.manifest import agree, with_nonce
+from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.messages import Messages
 from spu_llm.net.stream_channel import NUMBER_BYTES, StreamChannel
 from spu_llm.offline import files
 from spu_llm.offline.files import Label, State
 from spu_llm.offline.peer_directories import agree as agree_on_folder
 from spu_llm.offline.pool import _read_inventory
+from spu_llm.service.agreeing import asked_model
+from spu_llm.service.first_contact import checked_names
+from spu_llm.service.model_names import is_name
 from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.split import boundary as split_boundary
 from spu_llm.systems.watermark.endpoint import read_completion
@@ -49,7 +52,7 @@ from spu_llm.vault import told
 from tests.kit.models import PRIVATE, VOCAB, save_tokenizer, tiny_params
 from tests.models.gguf_files import tensors, write_gguf
 
-_OWN = {"jobs": 1, "wire": 5}
+_OWN: Manifest = {"jobs": 1, "wire": 5}
 _KEPT = tempfile.TemporaryDirectory(prefix="spu-llm-fuzz-")  # until this process ends
 _FOLDER = Path(_KEPT.name)
 _SHARD = "model-00001-of-00001.safetensors"
@@ -103,9 +106,20 @@ def manifest(data: bytes) -> bool:
     """Return a client's request to open a session, and what a worker would be told of it."""
     with contextlib.suppress(DecodeError, WireError, ManifestMismatch):
         asked = control_plane._manifest(OpenRequest.FromString(data).manifest)
-        agree(asked, with_nonce(_OWN))
-        agree({**_OWN, **asked}, with_nonce(_OWN))
+        name, echoed = asked_model(asked)
+        agree(asked, with_nonce(_OWN | echoed))
+        agree({**_OWN, **asked}, with_nonce(_OWN | echoed))
+        assert name.isprintable()
         return True
+    return False
+
+
+def models_answer(data: bytes) -> bool:
+    """Return what a provider calls its models."""
+    with contextlib.suppress(DecodeError, WireError):
+        names = checked_names([model.name for model in ModelsAnswer.FromString(data).models])
+        assert all(map(is_name, names)) and len(set(names)) == len(names)
+        return bool(names)
     return False
 
 
@@ -305,7 +319,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--listen")
     parser.add_argument("--sessions", type=int)
-    parser.add_argument("--model", type=Path)
+    named_models.add_option(parser)
     parser.add_argument("--stop", action="append", default=[])
     parser.add_argument("--once", action="store_true")
     return parser
@@ -404,6 +418,7 @@ TARGETS: dict[str, Callable[[bytes], bool]] = {
         frames,
         control_messages,
         manifest,
+        models_answer,
         request,
         messages,
         sealed,
@@ -472,7 +487,12 @@ SEEDS: dict[str, Callable[[], bytes]] = {
         b'{"type":"bye","reason":"done","ok":true}'
     ),
     "manifest": lambda: OpenRequest(
-        manifest=control_plane._values({**with_nonce(_OWN), "request.q": None, "request.t": 0.5})
+        manifest=control_plane._values(
+            {**with_nonce(_OWN), "request.q": None, "request.t": 0.5, "served_model": "large"}
+        )
+    ).SerializeToString(),
+    "models_answer": lambda: ModelsAnswer(
+        models=[ModelInfo(name="small"), ModelInfo(name="large-2.b_c")]
     ).SerializeToString(),
     "request": lambda: (
         b'{"prompt_tokens":5,"max_new_tokens":5,"draft_length":1,"temperature":0.7,'
@@ -515,5 +535,7 @@ SEEDS: dict[str, Callable[[], bytes]] = {
     "mark_history": lambda: (
         b"spu-llm watermark history 1 " + _MARK.fingerprint().hex().encode() + b"\n" + bytes(16)
     ),
-    "options": lambda: b'[serve]\nlisten = "h:1"\nsessions = 4\nstop = ["a"]\nonce = true\n',
+    "options": lambda: (
+        b'[serve]\nmodel = ["a=b", "c"]\nlisten = "h:1"\nsessions = 4\nstop = ["a"]\nonce = true\n'
+    ),
 }

@@ -34,6 +34,7 @@ from spu_llm.net.control_plane import (
     ControlServer,
     Document,
     ask_for_format,
+    ask_for_models,
     ask_to_open,
     check_health,
 )
@@ -55,6 +56,8 @@ class Provider:
     def __init__(self, bench: Bench) -> None:
         self.stated: Manifest = {"jobs": 1}
         self.document = b"a document"
+        self.told: list[str] = []  # the models whose document was asked for
+        self.names: list[str] = []
         self.error: SpuLlmError | None = None
         self.agreed: list[Manifest] = []
         self.failed: list[PeerError] = []
@@ -68,17 +71,23 @@ class Provider:
         self.agreed.append(agree(asked, stated))
         return stated, TICKET
 
-    def _tell(self) -> Document:
+    def _tell(self, model: str) -> Document:
+        self.told.append(model)
         if self.error is not None:
             raise self.error
         return Document("d" * 64, self.document)
+
+    def _name(self) -> list[str]:
+        if self.error is not None:
+            raise self.error
+        return self.names
 
     def connect(self) -> TcpStream:
         client, ours = self._bench.streams()
 
         def run() -> None:
             try:
-                self.server.serve(ours, self._admit, self._tell)
+                self.server.serve(ours, self._admit, self._tell, self._name)
             except PeerError as error:
                 self.failed.append(error)
 
@@ -178,6 +187,24 @@ def test_a_document_may_be_refused(provider: Provider) -> None:
     provider.error = InputError("this model has no tokenizer")
     with pytest.raises(InputError, match="^the provider refused: this model has no tokenizer$"):
         ask_for_format(provider.connect(), 0, 5, ASK_S)
+
+
+def test_a_document_is_of_the_model_that_is_named(provider: Provider) -> None:
+    ask_for_format(provider.connect(), 0, 5, ASK_S)
+    ask_for_format(provider.connect(), 0, 5, ASK_S, "large")
+    assert provider.told == ["", "large"]
+
+
+@pytest.mark.parametrize("names", [[], ["small", "large"]])
+def test_models_are_named_in_their_order(provider: Provider, names: list[str]) -> None:
+    provider.names = names
+    assert ask_for_models(provider.connect(), ASK_S) == names
+
+
+def test_names_may_be_refused(provider: Provider) -> None:
+    provider.error = BusyError("busy with 4")
+    with pytest.raises(BusyError, match="^busy with 4$"):
+        ask_for_models(provider.connect(), ASK_S)
 
 
 def test_a_provider_without_the_call_is_of_an_older_version(

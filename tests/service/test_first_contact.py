@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from spu_llm.net.manifest import Manifest
 from spu_llm.net.stream import accept, listen
 from spu_llm.service import agreeing, first_contact
 from spu_llm.service.client import Server
-from spu_llm.service.first_contact import KEPT, text_format
+from spu_llm.service.first_contact import KEPT, model_names, text_format
+from spu_llm.service.model_names import MAX_MODELS
 from tests.kit.models import save_tokenizer
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S, RUN_S
@@ -37,8 +38,16 @@ class Provider:
     document: bytes
     digest: str = ""
     asked: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    further: dict[str, bytes] = field(default_factory=dict)  # documents of models with a name
 
-    def tell(self) -> Document:
+    def name(self) -> list[str]:
+        return self.names
+
+    def tell(self, model: str) -> Document:
+        if model:
+            document = self.further[model]
+            return Document(hashlib.sha256(document).hexdigest(), document)
         return Document(self.digest or hashlib.sha256(self.document).hexdigest(), self.document)
 
 
@@ -60,7 +69,7 @@ def provider(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
                 return
             made.asked.append(len(made.asked))
             threading.Thread(
-                target=control.serve, args=(stream, no_session, made.tell), daemon=True
+                target=control.serve, args=(stream, no_session, made.tell, made.name), daemon=True
             ).start()
 
     with closing(listen("127.0.0.1", 0)) as listener, closing(control):
@@ -113,6 +122,46 @@ def test_the_last_ones_stay(provider: Provider, pair: Pair, tmp_path: Path) -> N
         paths.append(text_format(provider.server).path)
         os.utime(paths[-1], (i, i))
     assert kept(tmp_path) == sorted(paths[1:])
+
+
+def test_texts_of_all_models_of_a_provider_are_kept(provider: Provider, tmp_path: Path) -> None:
+    """To ask for one in turn with all others brings nothing again."""
+    content = json.loads(provider.document)
+    names = [f"model-{i}" for i in range(MAX_MODELS)]
+    for i, name in enumerate(names):
+        provider.further[name] = json.dumps(content | {"eos_token_id": [i]}).encode()
+
+    def asked() -> list[bytes]:
+        servers = [replace(provider.server, served_model=name) for name in names]
+        return [text_format(server).path.read_bytes() for server in servers]
+
+    assert asked() == list(provider.further.values())
+    before = len(provider.asked)
+    assert asked() == list(provider.further.values())
+    assert len(provider.asked) - before == MAX_MODELS  # only which document it is, of each
+
+
+@pytest.mark.parametrize("names", [[], ["a"], ["b", "a-1._"]])
+def test_names_of_models_come_in_their_order(provider: Provider, names: list[str]) -> None:
+    provider.names = names
+    assert model_names(provider.server) == names
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a", "a"],
+        ["a", ""],
+        ["a b"],
+        ["x" * 65],
+        ["\x1b[2J"],
+        [f"{i}" for i in range(MAX_MODELS + 1)],
+    ],
+)
+def test_what_are_no_names_is_refused(provider: Provider, names: list[str]) -> None:
+    provider.names = names
+    with pytest.raises(WireError, match=f"names {len(names)} models by what are no distinct names"):
+        model_names(provider.server)
 
 
 @pytest.mark.parametrize(

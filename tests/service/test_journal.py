@@ -65,13 +65,17 @@ def read(port: int) -> str:
 
 def test_a_session_is_told_by_numbers_alone() -> None:
     one = session()
-    fields = journal.begun(one).fields
-    assert fields == {
+    assert journal.begun(one).fields == {
         "session": one.id,
         "program": "completion",
         "request.prompt_tokens": 7,
         "request.temperature": 0.7,
     }
+
+
+def test_a_session_of_a_named_model_names_it() -> None:
+    one = Session.of(None, "completion", AGREED | {"served_model": "large"})
+    assert journal.ended(one, 1.0, (2, 3), None).fields["model"] == "large"
 
 
 @pytest.mark.parametrize("error", [PeerError, LimitError, WantedError])

@@ -31,6 +31,7 @@ from spu_llm.service.client import Server, connected
 from spu_llm.service.limits import Accounts, Quota, Quotas
 from spu_llm.service.provider import ServeOptions
 from spu_llm.service.provider import _Sessions as Sessions
+from spu_llm.service.served_models import ServedModel, ServedModels
 from tests.kit.models import PRIVATE
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S, eventually
@@ -286,10 +287,9 @@ def calling(
     )
     stated = agreeing.of_provider(PRIVATE, None, "local", 1)
     monkeypatch.setattr(provider, "REFUSAL_BYTES", 20_000)
+    models = ServedModels([ServedModel("", pair.private, 0, Path("hints"), stated)])
     with (
-        Sessions(
-            options, stated, 0, Path("hints"), [], lambda line: None, lambda event: None
-        ) as sessions,
+        Sessions(options, models, lambda line: None, lambda event: None) as sessions,
         listen("127.0.0.1", 0) as listener,
         closing(Entrance(listener, own, lambda error: None)) as entrance,
     ):

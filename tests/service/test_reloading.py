@@ -13,6 +13,7 @@ import pytest
 
 from spu_llm.app import limiting, reloading
 from spu_llm.app.cli import command_line
+from spu_llm.app.named_models import NamedModel
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net import identity, tls
 from spu_llm.net.control_plane import check_health
@@ -168,7 +169,11 @@ def test_what_only_a_restart_changes_is_named_and_stays(folders: Path, tmp_path:
     file.write_text(table.replace("'a'", "'b'") + "sessions = 7\nonce = true\n")
     loaded = renewal._again()
     assert loaded.fixed == ["--model", "--once"] and loaded.said["sessions"] == "7"
-    assert made[-1].model == tmp_path / "a" and not made[-1].once and made[-1].sessions == 7
+    assert (
+        made[-1].model == [NamedModel("", tmp_path / "a")]
+        and not made[-1].once
+        and made[-1].sessions == 7
+    )
     line = renewing._words(renewal._held, loaded)
     assert line.endswith("; sessions 7; only a restart changes --model, --once")
     own = identity.load(folders / "owner", folders / "user" / CERTIFICATE).own

@@ -27,6 +27,7 @@ from spu_llm.service.admission import AdmissionControl
 from spu_llm.service.client import Server, connected
 from spu_llm.service.limits import Quota, Quotas
 from spu_llm.service.provider import ServeOptions, _Sessions
+from spu_llm.service.served_models import ServedModel, ServedModels
 from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.decoding.request import Request
@@ -98,9 +99,8 @@ def test_after_the_one_session_no_other_is_admitted(pair: Pair) -> None:
     tokenizer = Tokenizer.load(pair.private)
     stated = agreeing.of_provider(PRIVATE, tokenizer, "local", 1)
     request = agreeing.of_client(COMPLETION, Request(5, 5, 1, 0.7), tokenizer, "local", 1)
-    with _Sessions(
-        options, stated, 0, Path("hints"), [], lambda line: None, lambda event: None
-    ) as sessions:
+    models = ServedModels([ServedModel("", pair.private, 0, Path("hints"), stated)])
+    with _Sessions(options, models, lambda line: None, lambda event: None) as sessions:
         _, ticket = sessions._admit(with_nonce(request), None)
         sessions._places.leave(sessions._places.enter(ticket, None))
         sessions._end_once(None)

@@ -15,6 +15,7 @@ from spu_llm.app.options import (
     add_jobs,
     add_prompt,
     add_ranges,
+    add_served_model,
     add_session_options,
     add_system,
 )
@@ -31,6 +32,7 @@ def add_command(commands: Any) -> None:
     place.add_argument("--server", metavar="HOST:PORT")
     add_folder(place, "--model", "a model directory: both parties run on this machine")
     add_ranges(chat)
+    add_served_model(chat)
     add_prompt(chat, None, "one turn, after which it ends; ")
     add_system(chat)
     chat.add_argument(

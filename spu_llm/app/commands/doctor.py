@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spu_llm.app.options import add_ranges, address
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.jax_settings import overridden
+
+if TYPE_CHECKING:
+    from spu_llm.service.client import Server
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 WORKER_GIB = 1.5  # of a session of the shipped models, at one party
@@ -46,7 +49,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--identity", type=Path, metavar="DIR")
     parser.add_argument("--trust", type=Path, metavar="FILE")
     parser.add_argument("--listen", metavar="HOST:PORT", help="can a provider listen there?")
-    parser.add_argument("--server", metavar="HOST:PORT", help="does a provider answer there?")
+    parser.add_argument(
+        "--server", metavar="HOST:PORT", help="does a provider answer there, and for which models?"
+    )
     parser.add_argument("--model", type=Path, metavar="DIR", help="can it be served?")
     add_ranges(parser)
     parser.add_argument(
@@ -82,7 +87,7 @@ def examine(options: argparse.Namespace) -> Iterator[Finding]:
     if options.listen is not None:
         yield _listening(options.listen)
     if options.server is not None:
-        yield _answering(options)
+        yield from _server(options)
     if options.model is not None:
         yield _tried("model", lambda: _model(options.model, options.ranges))
     if options.pool is not None:
@@ -243,25 +248,37 @@ def _listening(text: str) -> Finding:
     return _tried("listen", work)
 
 
-def _answering(options: argparse.Namespace) -> Finding:
-    from spu_llm.net import identity, tls
-    from spu_llm.net.control_plane import check_health
-    from spu_llm.service.client import OPEN_S, Server, connected
+def _server(options: argparse.Namespace) -> Iterator[Finding]:
+    from spu_llm.net import identity
+    from spu_llm.service.client import Server
+    from spu_llm.service.first_contact import model_names
 
-    def work() -> Finding:
+    try:
         host, port = address(options.server, "--server")
         known = None
         if options.identity is not None:
             known = identity.load(options.identity, options.trust)
-        stream, peer = connected(Server(host, port, "local", known), tls.CONTROL)
-        if not check_health(stream, OPEN_S):
-            return Finding("server", FAILURE, f"{options.server} takes no sessions")
-        if peer is None:
-            said = f"{options.server} takes sessions, in the clear: who it is, is not known"
-            return Finding("server", WARNING, said)
-        return Finding("server", OK, f"{options.server} is {peer}, and lets this party in")
+        server = Server(host, port, "local", known)
+        answer = _answering(options.server, server)
+        yield answer
+        if answer.level != FAILURE and (names := model_names(server)):
+            yield Finding("models", OK, ", ".join(names))
+    except SpuLlmError as exc:
+        yield Finding("server", FAILURE, str(exc))
 
-    return _tried("server", work)
+
+def _answering(named: str, server: Server) -> Finding:
+    from spu_llm.net import tls
+    from spu_llm.net.control_plane import check_health
+    from spu_llm.service.client import OPEN_S, connected
+
+    stream, peer = connected(server, tls.CONTROL)
+    if not check_health(stream, OPEN_S):
+        return Finding("server", FAILURE, f"{named} takes no sessions")
+    if peer is None:
+        said = f"{named} takes sessions, in the clear: who it is, is not known"
+        return Finding("server", WARNING, said)
+    return Finding("server", OK, f"{named} is {peer}, and lets this party in")
 
 
 def _model(directory: Path, ranges: Path | None) -> Finding:

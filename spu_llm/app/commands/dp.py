@@ -8,6 +8,7 @@ from typing import Any
 
 from spu_llm.api.defaults import shipped
 from spu_llm.app import two_party_text
+from spu_llm.app.options import check_served_model
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import show, tell
 from spu_llm.core.errors import InputError
@@ -171,6 +172,7 @@ def _generate(options: argparse.Namespace) -> None:
     if options.server is not None:
         two_party_text.generate(options)
         return
+    check_served_model(options)
     if options.top_k < 0:
         raise InputError(f"--top-k must be 0 (all) or more, found {options.top_k}")
     wanted = corpus.CorpusRequest(

@@ -19,6 +19,7 @@ from spu_llm.app.options import (
     add_identity_options,
     add_jobs,
     add_ranges,
+    add_served_model,
     add_session_options,
     address,
     provider_of,
@@ -50,6 +51,7 @@ def add_command(commands: Any) -> None:
     place.add_argument("--server", metavar="HOST:PORT", help="the provider")
     add_folder(place, "--model", "a model directory: both parties run on this machine")
     add_ranges(gateway)
+    add_served_model(gateway)
     gateway.add_argument(
         "--listen",
         default=LISTEN,

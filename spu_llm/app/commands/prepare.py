@@ -17,6 +17,7 @@ from spu_llm.app.options import (
     add_jobs,
     add_prompt,
     add_ranges,
+    add_served_model,
     add_session_options,
     megabytes,
     provider_of,
@@ -44,6 +45,7 @@ def add_command(commands: Any) -> None:
     place.add_argument("--server", metavar="HOST:PORT")
     add_folder(place, "--model", "the provider's private model directory")
     add_ranges(prepare)
+    add_served_model(prepare)
     add_prompt(prepare, PROMPT, "for its length alone (default: that of demo); ", of_length=True)
     prepare.add_argument(
         "--steps",

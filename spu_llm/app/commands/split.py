@@ -65,7 +65,7 @@ def _made(options: argparse.Namespace) -> ServeOptions:
     split_options.check_serving(options)
     host, port = address(options.listen, "--listen")
     return ServeOptions(
-        model=model,
+        models={"": model},
         ranges=options.ranges,
         host=host,
         port=port,

@@ -16,9 +16,9 @@ which matrices two models or versions of a provider share: what a fine-tuning le
 is the provider's secret as long as it has the keys, so it is kept, although the price is high: an
 update of one matrix costs the provider to make all hints of the model again, and every client to
 fetch them. A version is the whole model as it is served, weights and shape, without a text before
-prompts. Two endpoints that serve one version from one root have the same hints, and a client of
-both sees that. The folder of a version that is no longer served is not used again; its owner may
-remove it.
+prompts. Two endpoints that serve one version from one root have the same hints, and so have two
+names of it at one endpoint, and a client of both sees that. The folder of a version that is no
+longer served is not used again; its owner may remove it.
 
 A finished file appears whole or not at all. A hint that does not match its SHA-256 is never used: a
 kept one is refused with its path, one that has just arrived is dropped. Only `silent.cache` removes

@@ -24,6 +24,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.net.manifest import with_nonce
 from spu_llm.service import agreeing, programs
 from spu_llm.service.provider import ServeOptions, _Sessions
+from spu_llm.service.served_models import ServedModel, ServedModels
 from spu_llm.service.supervisor import run_session
 from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import COMPLETION, PrepareRequest
@@ -292,9 +293,8 @@ def test_a_session_is_recorded_when_it_begins_alone(
     def recorded_now() -> list[Session]:
         return recorded(sessions_path(path), key_of(2))
 
-    with _Sessions(
-        options, stated, 0, Path("hints"), [], lines.append, lambda event: None
-    ) as serving:
+    models = ServedModels([ServedModel("", pair.private, 0, Path("hints"), stated)])
+    with _Sessions(options, models, lines.append, lambda event: None) as serving:
         for program, request, words in (
             (COMPLETION, Request(5, 9, 3, 0.7), "--verify marked"),
             (COMPLETION, Request(5, 9, 3, 0.0), "--verify marked"),
