@@ -13,6 +13,7 @@ from typing import Any
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
+from spu_llm.gateway.answering import Piece
 from spu_llm.gateway.asked import (
     ANY_TOKENS,
     MOST_STOPS,
@@ -25,7 +26,6 @@ from spu_llm.gateway.asked import (
 from spu_llm.gateway.fields import Fields
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
-from spu_llm.gateway.running import Piece
 from spu_llm.gateway.sent_events import event
 
 _ENDS = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens"}

@@ -22,11 +22,13 @@ CLOSE_S = 10.0  # for a session to end in order
 
 
 def can_be_kept(asked: Asked) -> bool:
-    """Tell whether a request is a conversation's turn. Texts to stop before are not of a
-    conversation.
+    """Tell whether a request is a conversation's turn, which has one answer and no texts to stop
+    before it.
     """
-    messages = asked.prompt
-    return not isinstance(messages, str) and messages[-1].role == "user" and not asked.options.stop
+    messages, options = asked.prompt, asked.options
+    if isinstance(messages, str) or options.stop or asked.draws > 1:
+        return False
+    return messages[-1].role == "user"
 
 
 def session_options(asked: Asked, ahead: Ahead | None) -> CompletionOptions:

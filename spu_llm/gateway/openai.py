@@ -14,8 +14,10 @@ from typing import Any
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
+from spu_llm.gateway.answering import Piece
 from spu_llm.gateway.asked import (
     ANY_TOKENS,
+    MOST_ANSWERS,
     MOST_STOPS,
     MOST_TOKENS,
     NO_CUT,
@@ -25,9 +27,8 @@ from spu_llm.gateway.asked import (
     sampled,
 )
 from spu_llm.gateway.fields import Fields
-from spu_llm.gateway.outcome import Outcome
+from spu_llm.gateway.outcome import Choice, Outcome
 from spu_llm.gateway.refusals import Refused
-from spu_llm.gateway.running import Piece
 from spu_llm.gateway.sent_events import event
 
 CHAT_TOKENS, COMPLETION_TOKENS = 256, 16  # of an answer, unless the request says
@@ -79,7 +80,7 @@ def completion_asked(body: bytes, options: CompletionOptions) -> Asked:
 def _common(
     fields: Fields, options: CompletionOptions, model: str, prompt: str | list[Message], tokens: int
 ) -> Asked:
-    fields.only("n", 1, why="one answer is written for a request; give 1, or leave it out")
+    answers = fields.whole("n", 1, MOST_ANSWERS) or 1
     fields.only("top_p", 1, 1.0, why=NO_CUT)
     fields.only("logit_bias", {}, why=TOKENS_ALONE)
     for name in ("presence_penalty", "frequency_penalty"):
@@ -92,7 +93,7 @@ def _common(
     stop = fields.texts("stop", MOST_STOPS)
     options = replace(options, max_new_tokens=min(tokens, MOST_TOKENS), stop=stop)
     fields.ignore(*HARMLESS)
-    return Asked(model, prompt, sampled(fields, options, 2.0), stream, with_usage)
+    return Asked(model, prompt, sampled(fields, options, 2.0), stream, with_usage, answers)
 
 
 def with_system(messages: Iterable[Message]) -> list[Message]:
@@ -132,27 +133,39 @@ class Reply:
 
     def whole(self, outcome: Outcome) -> dict[str, Any]:
         """Return the answer to a request without a stream."""
-        said: dict[str, Any] = {"text": outcome.text}
+        choices = [self._choice(index, choice) for index, choice in enumerate(outcome.choices)]
+        return {**self._named("completion"), "choices": choices, "usage": usage(outcome)}
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        said: dict[str, Any] = {"text": choice.text}
         if self._chat:
-            content = {"role": "assistant", "content": outcome.text, "refusal": None}
+            content = {"role": "assistant", "content": choice.text, "refusal": None}
             said = {"message": content}
-        end = _ENDS[outcome.finish_reason]
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": end}
-        return {**self._named("completion"), "choices": [choice], "usage": usage(outcome)}
+        end = _ENDS[choice.finish_reason]
+        return {"index": index, **said, "logprobs": None, "finish_reason": end}
 
     def begin(self) -> Iterator[str]:
         """Yield the first event of a stream: of a chat, whose turn it is."""
+        yield from self._begin(0)
+
+    def _begin(self, index: int) -> Iterator[str]:
         if self._chat:
-            yield self._chunk({"role": "assistant", "content": ""})
+            yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def piece(self, piece: Piece) -> Iterator[str]:
-        """Yield the event of further text, and how much of it was drafted."""
+        """Yield the event of further text, and how much of it was drafted; at an answer's end, why
+        it ends, and the first event of the next one.
+        """
+        if piece.end is not None:
+            yield from self._end(piece.index, piece.end)
+            yield from self._begin(piece.index + 1)
+            return
         said = {"content": piece.text} if self._chat else piece.text
-        yield self._chunk(said, drafted=piece.drafted)
+        yield self._chunk(piece.index, said, drafted=piece.drafted)
 
     def end(self, outcome: Outcome) -> Iterator[str]:
         """Yield the last events: why the text ends, and what it took if that was asked for."""
-        yield self._chunk({} if self._chat else "", _ENDS[outcome.finish_reason])
+        yield from self._end(len(outcome.choices) - 1, outcome.finish_reason)
         if self.asked.with_usage:
             yield event({**self._named("completion.chunk"), "choices": [], "usage": usage(outcome)})
         yield DONE
@@ -161,9 +174,14 @@ class Reply:
         """Yield the last event of a stream that has no end."""
         yield event(error_body(error))
 
-    def _chunk(self, said: Any, end: str | None = None, drafted: int | None = None) -> str:
+    def _end(self, index: int, finish_reason: str) -> Iterator[str]:
+        yield self._chunk(index, {} if self._chat else "", _ENDS[finish_reason])
+
+    def _chunk(
+        self, index: int, said: Any, end: str | None = None, drafted: int | None = None
+    ) -> str:
         name = "delta" if self._chat else "text"
-        choice = {"index": 0, name: said, "logprobs": None, "finish_reason": end}
+        choice = {"index": index, name: said, "logprobs": None, "finish_reason": end}
         chunk = {**self._named("completion.chunk"), "choices": [choice]}
         if drafted is not None:
             chunk["spu_llm"] = {"drafted_characters": drafted}

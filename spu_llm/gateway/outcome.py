@@ -1,8 +1,10 @@
-"""An answer as programs get it, whether a session of its own or a kept conversation's wrote it."""
+"""Answers as programs get them: of sessions of their own, or of kept conversations."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from typing import Any
 
 from spu_llm.api.completion import Completion
@@ -10,15 +12,46 @@ from spu_llm.api.conversation import Answer
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A text, why it ends ("eos", "stop", "length" or "context"), its tokens, and its cost."""
+class Choice:
+    """A text, and why it ends ("eos", "stop", "length" or "context")."""
 
     text: str
     finish_reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Answers to one request, their tokens, and their cost."""
+
+    choices: tuple[Choice, ...]
     prompt_tokens: int
     cached_tokens: int  # of the prompt: computed in earlier turns
-    completion_tokens: int
+    completion_tokens: int  # of all answers that were computed
     cost: dict[str, Any]  # seconds: "offline" for correlated randomness, "prefill", "decode" online
+
+    @property
+    def text(self) -> str:
+        """Return the last answer's text: of a request for one answer, the answer's."""
+        return self.choices[-1].text
+
+    @property
+    def finish_reason(self) -> str:
+        """Return why the last answer ends."""
+        return self.choices[-1].finish_reason
+
+
+def of_answers(outcomes: Sequence[Outcome], answers: int) -> Outcome:
+    """Return the outcome of several answers to one prompt, and their cost as a sum. The last one
+    is repeated until there are `answers`.
+    """
+    first = outcomes[0]
+    choices = [choice for one in outcomes for choice in one.choices]
+    return replace(
+        first,
+        choices=(*choices, *choices[-1:] * (answers - len(choices))),
+        completion_tokens=sum(one.completion_tokens for one in outcomes),
+        cost=reduce(_sum, (one.cost for one in outcomes)),
+    )
 
 
 def of_completion(completion: Completion) -> Outcome:
@@ -28,14 +61,14 @@ def of_completion(completion: Completion) -> Outcome:
     cost = {**_cost(completion), "wire_bytes": completion.wire_bytes.total}
     prompt = int(agreed["request.prompt_tokens"]) + len(public.split(",") if public else [])
     tokens = len(completion.token_ids)
-    return Outcome(completion.text, completion.finish_reason, prompt, 0, tokens, cost)
+    choice = Choice(completion.text, completion.finish_reason)
+    return Outcome((choice,), prompt, 0, tokens, cost)
 
 
 def of_answer(answer: Answer) -> Outcome:
     """Return the outcome of a conversation's turn."""
     return Outcome(
-        answer.text,
-        answer.finish_reason,
+        (Choice(answer.text, answer.finish_reason),),
         answer.prompt_tokens,
         answer.cached_tokens,
         len(answer.token_ids),
@@ -65,4 +98,12 @@ def _cost(of: Completion | Answer) -> dict[str, Any]:
         "steps": of.steps,
         "drafted": of.drafted,
         "accepted": of.accepted,
+    }
+
+
+def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return the sums of two costs' figures, which have the same names."""
+    return {
+        name: _sum(value, other[name]) if isinstance(value, dict) else value + other[name]
+        for name, value in one.items()
     }

@@ -15,6 +15,7 @@ from typing import Any
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
+from spu_llm.gateway.answering import Piece
 from spu_llm.gateway.asked import (
     ANY_TOKENS,
     MOST_TOKENS,
@@ -28,7 +29,6 @@ from spu_llm.gateway.fields import Fields
 from spu_llm.gateway.openai import CHAT_TOKENS, HARMLESS, ROLES, error_body, with_system
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
-from spu_llm.gateway.running import Piece
 from spu_llm.gateway.sent_events import event
 
 _PARTS = ("input_text", "output_text", "text")

@@ -6,7 +6,6 @@ a session is opened ahead for the next chat.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter, deque
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -16,11 +15,12 @@ from typing import Any
 from models.chat import Message
 from spu_llm.api.client import Client, CompletionOptions
 from spu_llm.api.conversation import Ahead
-from spu_llm.api.events import Event, FetchingHint, Learned, Making, Stage, Stock, Text
+from spu_llm.api.events import Event, Learned, Stock
 from spu_llm.core.errors import BusyError, PeerError, SpuLlmError
+from spu_llm.gateway.answering import Answering, News
 from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.kept import Kept, can_be_kept, session_options
-from spu_llm.gateway.outcome import Outcome, of_answer, of_completion
+from spu_llm.gateway.outcome import Outcome, of_answer, of_answers, of_completion
 from spu_llm.gateway.quiet import is_quiet
 from spu_llm.gateway.refusals import Refused, refused
 
@@ -28,65 +28,6 @@ MOST = 64  # requests that wait or are answered; further ones are refused
 IDLE_S = 3540.0  # before the session of a conversation that has no turn ends by itself
 SPARE_AFTER_S = 1.0  # without a request, before a session is opened for the next chat
 WATCH_S = 30.0  # between two looks whether that session is still there
-
-
-class Cancelled(SpuLlmError):
-    """Whoever asked has gone, or the gateway ends."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Further text, so many of whose first characters were drafted."""
-
-    text: str
-    drafted: int = 0
-
-
-@dataclass(frozen=True)
-class News:
-    """A few words about what is being done."""
-
-    words: str
-
-
-Said = Piece | News | Outcome | Refused  # one of the last two kinds comes, at the end
-
-
-@dataclass(eq=False)
-class Answering:
-    """A request that waits for its turn, is answered, and ends by itself once `cancel` was called.
-    Its events go to the loop that it was made in.
-    """
-
-    asked: Asked
-    said: asyncio.Queue[Said] = field(default_factory=asyncio.Queue)
-    has_text: bool = False  # whether some of the answer was said
-    _gone: threading.Event = field(default_factory=threading.Event)
-    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-
-    def cancel(self) -> None:
-        """End soon; nobody reads what is said any more."""
-        self._gone.set()
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self._gone.is_set()
-
-    def heard(self, event: Event) -> None:
-        """Say what an event has for whoever asked; from any thread."""
-        if isinstance(event, Text):
-            self.has_text = True
-            self._put(Piece(event.text, event.drafted))
-        elif words := _words(event):
-            self._put(News(words))
-
-    def look(self) -> None:
-        """Raise Cancelled when whoever asked has gone."""
-        if self._gone.is_set():
-            raise Cancelled("the request was cancelled")
-
-    def _put(self, one: Said) -> None:
-        self._loop.call_soon_threadsafe(self.said.put_nowait, one)
 
 
 @dataclass
@@ -181,22 +122,35 @@ class Requests:
                 request.said.put_nowait(end)
 
     async def _outcome(self, request: Answering) -> Outcome:
+        """Draw the answers to a request one after another; repeat one that is not drawn."""
+        asked = request.asked
+        outcomes: list[Outcome] = []
+        for draw in range(asked.draws):
+            if outcomes:
+                request.begin_next(outcomes[-1].finish_reason)
+                request.look()
+            outcomes.append(await self._drawn(request, asked.draw(draw)))
+        for _ in range(asked.answers - asked.draws):
+            request.repeat(outcomes[-1].finish_reason)
+        return of_answers(outcomes, asked.answers)
+
+    async def _drawn(self, request: Answering, asked: Asked) -> Outcome:
         try:
-            return await self._answered(request)
+            return await self._answered(request, asked)
         except BusyError:
             if not self._kept:
                 raise
             async with self._changing:
                 await self._evict(0)  # whose places at the provider it can have
-            return await self._answered(request)
+            return await self._answered(request, asked)
 
-    async def _answered(self, request: Answering) -> Outcome:
-        if self.keep and can_be_kept(request.asked):
+    async def _answered(self, request: Answering, asked: Asked) -> Outcome:
+        if self.keep and can_be_kept(asked):
             return await self._turn(request)
         async with self._changing:
             if self.client.provider.pool is not None:
                 await self._evict(0)  # one session at a time has it
-        return await asyncio.to_thread(self._completed, request)
+        return await asyncio.to_thread(self._completed, request, asked)
 
     async def _turn(self, request: Answering) -> Outcome:
         """Answer a turn in the conversation that it goes on with, or in another one."""
@@ -311,8 +265,8 @@ class Requests:
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
 
-    def _completed(self, request: Answering) -> Outcome:
-        prompt, options = request.asked.prompt, request.asked.options
+    def _completed(self, request: Answering, asked: Asked) -> Outcome:
+        prompt, options = asked.prompt, asked.options
         if isinstance(prompt, str):
             completion = self.client.complete(prompt, options, request.heard, look=request.look)
         else:
@@ -331,14 +285,3 @@ class Requests:
     def _heard_last(self, event: Event) -> None:
         if isinstance(event, Learned):
             self.learned = event.learned
-
-
-def _words(event: Event) -> str:
-    match event:
-        case Stage():
-            return event.name
-        case Making():
-            return f"made {event.made} of {event.total} batches of correlated randomness"
-        case FetchingHint():
-            return f"fetched {event.done / 1e6:.0f} of {event.total / 1e6:.0f} MB of the hint"
-    return ""

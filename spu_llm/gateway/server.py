@@ -22,11 +22,12 @@ from spu_llm.api.client import CompletionOptions
 from spu_llm.api.texts import check_messages, check_texts
 from spu_llm.core.errors import SpuLlmError
 from spu_llm.gateway import anthropic, openai, page, privacy, responses
+from spu_llm.gateway.answering import Answering, News, Piece, Said
 from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.metrics import Metrics
 from spu_llm.gateway.outcome import Outcome, headers_of
 from spu_llm.gateway.refusals import Refused, refused
-from spu_llm.gateway.running import Answering, News, Piece, Requests, Said
+from spu_llm.gateway.running import Requests
 from spu_llm.gateway.sent_events import comment
 
 MOST_BYTES = 4 << 20  # of a request's body
@@ -281,7 +282,7 @@ class _Stream(StreamingResponse):
                     news = one.words
                 case Piece():
                     events = reply.piece(one)
-                    if self._began is not None:
+                    if one.text and self._began is not None:
                         self._metrics.first(time.monotonic() - self._began)
                         self._began = None
                 case Outcome():

@@ -125,6 +125,31 @@ def test_a_session_is_ready_before_a_chat(parties: tuple[Command, Command, opena
     gateway.assert_gone(5)
 
 
+@pytest.mark.slow
+def test_answers_to_a_request_are_draws(start: Start, model: Path) -> None:
+    """Each in a session, by a seed of its own; at temperature 0 there is one, twice."""
+    options = ["--listen", "127.0.0.1:0", "--standard", "--keep", "0"]
+    gateway = start("gateway", "--model", str(model), *options)
+    base = f"http://127.0.0.1:{gateway.until_listening()}/v1"
+    client = openai.OpenAI(base_url=base, api_key="x", max_retries=0, timeout=RUN_S)
+    create = client.chat.completions.create
+    chunks = create(
+        model="private", messages=HELLO, max_tokens=4, temperature=1, n=2, seed=5, stream=True
+    )
+    texts = ["", ""]
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts[0] != texts[1]
+    one = create(model="private", messages=HELLO, max_tokens=4, temperature=1, seed=6)
+    assert one.choices[0].message.content == texts[1]
+    two = create(model="private", messages=HELLO, max_tokens=4, temperature=0, n=2)
+    answer = greedy(model, ["hi"], 4)[0]
+    assert [choice.message.content for choice in two.choices] == [answer] * 2
+    assert two.usage is not None and two.usage.completion_tokens == 4
+    gateway.send(signal.SIGTERM)
+    assert gateway.wait(20) == 128 + signal.SIGTERM
+
+
 def test_a_provider_that_has_gone_is_said(parties: tuple[Command, Command, openai.OpenAI]) -> None:
     server, gateway, client = parties
     server.send(signal.SIGKILL)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
 from spu_llm.gateway import anthropic, openai, responses
-from spu_llm.gateway.asked import MOST_TOKENS, Asked
+from spu_llm.gateway.asked import MOST_ANSWERS, MOST_TOKENS, Asked
 from spu_llm.gateway.refusals import Refused
 
 OPTIONS = CompletionOptions(draft_length=3, temperature=0.7)
@@ -56,6 +56,8 @@ def test_a_chat_has_its_messages_and_options() -> None:
     empty = [{"role": "system", "content": ""}, *HELLO]
     assert asked("chat", messages=empty).prompt == [Message("user", "hello")]
     assert asked("chat", max_tokens=9, max_completion_tokens=8).options.max_new_tokens == 8
+    assert plain.answers == 1 and asked("chat", n=MOST_ANSWERS).draws == MOST_ANSWERS
+    assert asked("completion", n=2, temperature=0).draws == 1
 
 
 def test_a_completion_has_its_prompt() -> None:
@@ -101,7 +103,11 @@ def test_a_response_has_its_input() -> None:
         ("chat", {"top_logprobs": 3}, "top_logprobs"),
         ("chat", {"logit_bias": {"5": 1}}, "logit_bias"),
         ("chat", {"top_p": 0.9}, "top_p"),
-        ("chat", {"n": 2}, "n"),
+        ("chat", {"n": 5}, "n"),
+        ("chat", {"n": 0}, "n"),
+        ("completion", {"n": True}, "n"),
+        ("response", {"n": 1}, "n"),
+        ("message", {"n": 1}, "n"),
         ("chat", {"tools": [{"type": "function"}]}, "tools"),
         ("chat", {"tool_choice": "required"}, "tool_choice"),
         ("chat", {"response_format": {"type": "json_object"}}, "response_format"),
@@ -202,7 +208,7 @@ def test_any_request_is_read_or_refused(kind: str, more: dict[str, Any]) -> None
         assert error.status == 400
         return
     assert 1 <= got.options.max_new_tokens <= MOST_TOKENS
-    assert 0 <= got.options.temperature <= 2
+    assert 0 <= got.options.temperature <= 2 and 1 <= got.answers <= MOST_ANSWERS
     assert isinstance(got.prompt, str) or all(isinstance(one, Message) for one in got.prompt)
 
 

@@ -6,157 +6,38 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import itertools
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-import uvicorn
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
-from spu_llm.api.completion import BothWays, Completion, Prefetched, Seconds
-from spu_llm.api.conversation import CONVERSATION_TOKENS, Ahead, Answer, Later
-from spu_llm.api.events import Learned, Making, OnEvent, Stock, Text
+from spu_llm.api.completion import Completion
+from spu_llm.api.events import OnEvent
 from spu_llm.core.errors import BusyError, InputError, PeerError, SpuLlmError
-from spu_llm.core.machine import machine
 from spu_llm.gateway import kept, privacy, quiet, running, server
 from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.running import Requests
-from spu_llm.gateway.server import Gateway
+from tests.gateway.fakes import (
+    HELLO,
+    PIECES,
+    Fake,
+    Talk,
+    asked,
+    completion,
+    of_anthropic,
+    of_openai,
+    said,
+    served,
+)
 from tests.kit.patience import eventually
-
-HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-PIECES = ["Good", " day", "é"]
-LOCAL = frozenset({"127.0.0.1"})
-
-
-def completion(text: str, reason: str = "eos") -> Completion:
-    return Completion(
-        text=text,
-        token_ids=[1, 2, 3],
-        finish_reason=reason,
-        steps=2,
-        drafted=4,
-        accepted=1,
-        seconds=Seconds(3.0, 1.0, 2.0),
-        made_beside=Prefetched(0, 0.0),
-        first_token_seconds=4.0,
-        elapsed_seconds=6.0,
-        bytes={},
-        messages={"offline": 10, "online": 20},
-        wire_bytes=BothWays(100, 200),
-        per_step=[],
-        learned={"client": ["tokens"], "provider": ["lengths"]},
-        machine=machine(),
-        config={"request.prompt_tokens": 5, "request.public_prefix": "1,2"},
-    )
-
-
-class Fake:
-    """In place of `spu_llm.Client`: writes PIECES, or what a test puts into `does`."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, CompletionOptions]] = []
-        self.does: Callable[[OnEvent, Callable[[], None]], Completion] = self.writes
-        self.ended: list[str] = []
-        self.provider = SimpleNamespace(pool=None)
-
-    def writes(self, on_event: OnEvent, look: Callable[[], None]) -> Completion:
-        for piece in PIECES:
-            look()
-            on_event(Text(piece))
-        return completion("".join(PIECES))
-
-    def waits(self, on_event: OnEvent, look: Callable[[], None]) -> Completion:
-        """Write one piece, and go on until it is to end."""
-        on_event(Text(PIECES[0]))
-        on_event(Making(3, 9))
-        while True:
-            look()
-            time.sleep(0.02)
-
-    def complete(
-        self, prompt: Any, options: CompletionOptions, on_event: OnEvent, *, look: Any
-    ) -> Completion:
-        self.asked.append((prompt, options))
-        try:
-            made = self.does(on_event, look)
-            self.ended.append("well")
-            return made
-        except SpuLlmError as error:
-            self.ended.append(str(error))
-            raise
-
-    chat = complete
-
-
-@contextmanager
-def served(
-    client: Fake,
-    *,
-    token: str | None = None,
-    hosts: frozenset[str] | None = LOCAL,
-    at_once: int = 1,
-    keep: int = 0,
-    ahead: Ahead | None = None,
-) -> Iterator[int]:
-    """Yield the port of a gateway that asks `client`."""
-    requests = Requests(client, at_once, keep, ahead)  # type: ignore[arg-type]
-    first = CompletionOptions(max_new_tokens=CONVERSATION_TOKENS)
-    gateway = Gateway(requests, CompletionOptions(), first, "private", token, hosts)
-    run = uvicorn.Server(
-        uvicorn.Config(gateway.application(), log_config=None, timeout_graceful_shutdown=1)
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=run.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            run.should_exit = True
-            thread.join(20)
-            assert not thread.is_alive()
-
-
-@pytest.fixture
-def fake() -> Fake:
-    return Fake()
-
-
-@pytest.fixture
-def port(fake: Fake) -> Iterator[int]:
-    with served(fake) as at:
-        yield at
-
-
-def of_openai(port: int, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
-
-
-def of_anthropic(port: int, key: str = "none") -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key=key, max_retries=0)
-
-
-def asked(
-    port: int, method: str, path: str, body: bytes = b"", **headers: str
-) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, body, named)
-    answer = connection.getresponse()
-    return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
-
 
 # ---- OpenAI's protocol, as its library reads it
 
@@ -488,279 +369,6 @@ def test_what_was_learned_can_be_read(port: int) -> None:
     of_openai(port).completions.create(model="private", prompt="x")
     learned = {"client": ["tokens"], "provider": ["lengths"]}
     assert json.loads(asked(port, "GET", "/privacy")[2]) == {"learned": learned}
-
-
-# ---- conversations that are kept
-
-
-class Talk:
-    """In place of `spu_llm.Conversation`: answers turn after turn, by their number."""
-
-    made: list[Talk] = []
-    most_open = 9  # places at the provider
-    fails = ends = False
-    gone = 0  # how many of those made, the first ones, have no provider
-
-    def __init__(
-        self,
-        provider: Any,
-        options: CompletionOptions,
-        *,
-        before: list[Message],
-        ahead: Ahead | None,
-        may_make: Callable[[], bool],
-    ) -> None:
-        self.messages, self.may_make, self.options = list(before), may_make, options
-        self.most: int | None = None
-        self.before, self.turns, self.is_over = len(before), 0, False
-        self.made.append(self)
-
-    def hold(self, next_turn: Any, on_event: OnEvent, look: Callable[[], None]) -> None:
-        def said_next(answer: Answer | None = None) -> Any:
-            while (said := next_turn(answer)) is Later.LATER:
-                answer = None
-                look()
-                if self.ends:
-                    raise PeerError("it ended")
-                time.sleep(0.02)
-            return said
-
-        try:
-            if self.fails:
-                raise PeerError("nobody answers")
-            on_event(Stock(2, 5))
-            said = said_next()
-            if sum(not talk.is_over for talk in self.made) > self.most_open:
-                raise BusyError("no place")
-            while said is not None:
-                if not isinstance(said, str):
-                    *self.messages, said = *said[:-1], said[-1].content
-                self.messages.append(Message("user", said))
-                if said == "fail" or self.made.index(self) < self.gone:
-                    raise PeerError("it went away")
-                while said == "wait":
-                    look()
-                    time.sleep(0.02)
-                self.turns += 1
-                on_event(Text(f"answer {self.turns}"))
-                answer = f" answer {self.turns} "
-                self.messages.append(Message("assistant", answer))
-                said = said_next(self.answer(answer))
-                look()  # as a session does after each event
-            on_event(Learned({"client": [f"{self.turns} turns"], "provider": []}))
-        finally:
-            self.is_over = True
-
-    def answer(self, text: str) -> Answer:
-        both = {"offline": BothWays(1, 2), "online": BothWays(3, 4)}
-        counts = {"offline": 5, "online": 6}
-        return Answer(
-            text, [1, 2], "eos", Seconds(1, 2, 3), 9, self.turns - 1, both, counts, 1, 4, 1
-        )
-
-    def begins(self, chat: list[Message]) -> bool:
-        return chat[0].role == "user"
-
-
-@pytest.fixture
-def talks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Talk]]:
-    monkeypatch.setattr(kept, "Conversation", Talk)
-    monkeypatch.setattr(Talk, "made", [])
-    yield Talk.made
-
-
-def said(*texts: str) -> list[Any]:
-    """Return a chat, whose turns are the user's and the model's in turn."""
-    roles = itertools.cycle(["user", "assistant"])
-    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-
-
-def test_a_chat_goes_on_in_its_session(fake: Fake, talks: list[Talk]) -> None:
-    """Its answer may come back without white space around it; other options are another session."""
-    with served(fake, keep=2) as port:
-        create = of_openai(port).chat.completions.create
-        first = create(model="private", messages=said("a"))
-        assert first.choices[0].message.content == " answer 1 "
-        second = create(model="private", messages=said("a", "answer 1", "b"))
-        assert second.choices[0].message.content == " answer 2 " and len(talks) == 1
-        assert second.usage is not None and second.usage.prompt_tokens_details is not None
-        assert second.usage.prompt_tokens_details.cached_tokens == 1
-        stream = create(model="private", messages=said("x", "y", "z"), stream=True)
-        assert "".join(c.choices[0].delta.content or "" for c in stream) == "answer 1"
-        assert len(talks) == 2 and talks[1].before == 2
-        third = said("a", "answer 1", "b", "answer 2", "c")
-        create(model="private", messages=third, temperature=0)
-        assert len(talks) == 3 and talks[1].is_over and not talks[0].is_over
-        health = json.loads(asked(port, "GET", "/health")[2])
-        assert (health["requests"], health["conversations"]) == (0, 2)
-        learned = json.loads(asked(port, "GET", "/privacy")[2])["learned"]
-        assert learned["client"] == ["1 turns"]
-    assert all(talk.is_over for talk in talks)
-
-
-def test_a_conversation_that_fails_is_not_kept(fake: Fake, talks: list[Talk]) -> None:
-    with served(fake, keep=1) as port:
-        create = of_openai(port).chat.completions.create
-        with pytest.raises(openai.APIStatusError, match="it went away"):
-            create(model="private", messages=said("fail"))
-        create(model="private", messages=said("a"))
-        stream = create(model="private", messages=said("a", "answer 1", "wait"), stream=True)
-        next(iter(stream))
-        stream.close()
-        assert eventually(lambda: talks[1].is_over)
-        assert create(model="private", messages=said("a")).choices and len(talks) == 3
-
-
-def test_texts_to_stop_before_are_of_no_conversation(fake: Fake, talks: list[Talk]) -> None:
-    with served(fake, keep=1) as port:
-        create = of_openai(port).chat.completions.create
-        create(model="private", messages=said("a"), stop="x")
-        create(model="private", messages=said("a", "b"))  # ends with the model's own words
-        assert not talks and len(fake.asked) == 2
-
-
-def test_idle_conversations_give_their_places(
-    fake: Fake, talks: list[Talk], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To a request that the provider has no place for."""
-
-    def busy(on_event: OnEvent, look: Callable[[], None]) -> Completion:
-        if not talks[0].is_over:
-            raise BusyError("no place")
-        return completion("x")
-
-    fake.does = busy
-    with served(fake, keep=1) as port:
-        of_openai(port).chat.completions.create(model="private", messages=said("a"))
-        assert of_openai(port).completions.create(model="private", prompt="p").choices
-    monkeypatch.setattr(Talk, "most_open", 1)
-    with served(fake, keep=3) as port:
-        create = of_openai(port).chat.completions.create
-        for text in ("a", "b"):
-            assert create(model="private", messages=said(text)).choices
-
-
-def test_idle_conversations_end(
-    fake: Fake, talks: list[Talk], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And helpers of one turn give way before those that went on."""
-    with served(fake, keep=2) as port:
-        create = of_openai(port).chat.completions.create
-        create(model="private", messages=said("a"))
-        create(model="private", messages=said("a", "answer 1", "b"))
-        create(model="private", messages=said("title?"))
-        create(model="private", messages=said("tags?"))
-        assert [talk.is_over for talk in talks] == [False, True, False]
-    monkeypatch.setattr(running, "IDLE_S", 0.05)
-    with served(fake, keep=2) as port:
-        of_openai(port).chat.completions.create(model="private", messages=said("c"))
-        assert eventually(lambda: talks[-1].is_over)
-        assert eventually(lambda: b'"conversations":0' in asked(port, "GET", "/health")[2])
-
-
-# ---- conversations that are opened ahead
-
-
-READY = Ahead(32, 16)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "SPARE_AFTER_S", 0.05)
-
-
-def ready_in(port: int) -> list[Any]:
-    """Return what is there for next turns."""
-    ready: list[Any] = json.loads(asked(port, "GET", "/health")[2])["ready"]
-    return ready
-
-
-def test_a_session_is_there_before_a_chat(fake: Fake, talks: list[Talk], quick: None) -> None:
-    """The chat begins in it, and goes on there; another one is opened for the next, with the same
-    options.
-    """
-    with served(fake, keep=1, ahead=READY) as port:
-        create = of_openai(port).chat.completions.create
-        assert eventually(lambda: len(talks) == 1 and len(ready_in(port)) == 1)
-        assert ready_in(port)[0] == {
-            "prompt_tokens": 32,
-            "answer_tokens_at_least": 3,
-            "batches_lacking": 5,
-        }
-        create(model="private", messages=said("a", "b", "c"), max_tokens=7)
-        assert talks[0].most == 7  # any other is as good
-        assert [m.content.strip() for m in talks[0].messages] == ["a", "b", "c", "answer 1"]
-        assert eventually(lambda: len(talks) == 2)
-        create(model="private", messages=said("a", "b", "c", "answer 1", "d"))
-        assert talks[0].turns == 2 and not talks[1].turns
-        create(model="private", messages=said("x"))
-        assert talks[1].turns == 1 and talks[1].is_over  # which went on least
-        assert eventually(lambda: len(talks) == 3) and not talks[0].is_over
-
-
-def test_a_spare_session_gives_way(fake: Fake, talks: list[Talk], quick: None) -> None:
-    """To a chat that it cannot begin; the next one has that chat's options."""
-    fake.provider.pool = "pool"  # one session at a time has it
-    with served(fake, keep=1, ahead=READY) as port:
-        create = of_openai(port).chat.completions.create
-        assert eventually(lambda: len(talks) == 1)
-        create(model="private", messages=[{"role": "system", "content": "s"}, *said("a")])
-        assert talks[0].is_over and talks[1].turns == 1
-        create(model="private", messages=said("b"), temperature=0)
-        assert talks[1].is_over and talks[2].turns == 1
-        of_openai(port).completions.create(model="private", prompt="p")
-        assert talks[2].is_over
-    fake.provider.pool = None
-    with served(fake, keep=2, ahead=READY) as port:
-        create = of_openai(port).chat.completions.create
-        for text in ("b", "c"):
-            create(model="private", messages=said(text), temperature=0)
-        assert eventually(lambda: not talks[-1].turns and talks[-1].options.temperature == 0)
-    assert all(talk.is_over for talk in talks)
-
-
-def test_a_spare_session_that_fails_is_no_requests_failure(
-    fake: Fake, talks: list[Talk], quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Talk, "fails", True)
-    with served(fake, keep=1, ahead=READY) as port:
-        assert eventually(lambda: bool(talks) and talks[0].is_over)
-        monkeypatch.setattr(Talk, "fails", False)
-        assert of_openai(port).chat.completions.create(model="private", messages=said("a")).choices
-
-
-def test_a_session_that_has_ended_is_no_requests_failure(
-    fake: Fake, talks: list[Talk], quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The request is answered in another one; where that fails too, it is told."""
-    monkeypatch.setattr(running, "WATCH_S", 0.05)
-    with served(fake, keep=1, ahead=READY) as port:
-        create = of_openai(port).chat.completions.create
-        assert eventually(lambda: len(talks) == 1)
-        talks[0].ends = True
-        assert eventually(lambda: len(talks) == 2)  # in place of the one that has ended
-        monkeypatch.setattr(Talk, "gone", 2)
-        assert create(model="private", messages=said("a")).choices[0].message.content
-        assert talks[1].is_over and talks[2].turns == 1
-        monkeypatch.setattr(Talk, "gone", 9)
-        with pytest.raises(openai.APIStatusError, match="it went away"):
-            create(model="private", messages=said("b"))
-
-
-def test_nothing_is_made_while_somebody_waits(
-    fake: Fake, talks: list[Talk], quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(running, "is_quiet", lambda: True)
-    with served(fake, keep=1, ahead=READY) as port:
-        assert eventually(lambda: len(talks) == 1 and talks[0].may_make())
-        create = of_openai(port).chat.completions.create
-        stream = create(model="private", messages=said("wait"), stream=True)
-        next(iter(stream))
-        assert not talks[0].may_make()
-        stream.close()
-        assert eventually(talks[0].may_make)
-        monkeypatch.setattr(running, "is_quiet", lambda: False)
-        assert not talks[0].may_make()
 
 
 def test_counts_and_costs_are_told(fake: Fake, talks: list[Talk]) -> None:
