@@ -32,7 +32,7 @@ def lines() -> list[str]:
     """Return what is said in chats: lines of the held-out snippets, each different."""
     texts = shipped("held_out.jsonl").read_text(encoding="utf-8").splitlines()
     parts = (line.strip() for text in texts for line in json.loads(text)["text"].splitlines())
-    return list(dict.fromkeys(part for part in parts if 12 <= len(part) <= 48))
+    return list(dict.fromkeys(part for part in parts if 8 <= len(part) <= 24))
 
 
 class Conversations:
@@ -137,9 +137,8 @@ def run(plan: LoadPlan, model: Path, folder: Path, say: Callable[[str], None], k
     parties = {"gateway": gateway, "provider": provider}
     result: Row = {"plan": asdict(plan), "rows": [], "samples": []}
     try:
-        watched = _watched(plan, parties, result, say, keep)
+        _watch(plan, parties, result, say, keep)
         result["counted"] = _counted(get(gateway.port, "/metrics").decode())
-        result["asked"], result["rows"] = watched.asked, list(watched.rows)
     finally:
         result["left"] = [party.stop() for party in parties.values()]
         keep(result)
@@ -148,24 +147,24 @@ def run(plan: LoadPlan, model: Path, folder: Path, say: Callable[[str], None], k
     return result
 
 
-def _watched(
+def _watch(
     plan: LoadPlan, parties: dict[str, Party], result: Row, say: Callable[[str], None], keep: Keep
-) -> Conversations:
+) -> None:
     """Let conversations ask until the time is over, and look at both parties meanwhile."""
     asking = Conversations(plan, parties["gateway"].port)
     over, kept, others = 60 * plan.minutes, 0.0, _Others(parties)
+    result["rows"] = asking.rows  # grows
     while not (ended := asking.have_ended(SAMPLE_S)) and asking.seconds < over + DRAIN_S:
         if asking.seconds >= over:
             asking.end()
         result["samples"].append(_sample(asking, parties))
+        result |= {"asked": asking.asked, "others": others.cores()}
+        result |= {"seconds": round(asking.seconds, 1), "machine": asdict(machine())}
         say(f"{len(asking.rows)} of {asking.asked} requests answered")
         if asking.seconds > kept + KEEP_EVERY_S:
             kept = asking.seconds
-            now = {"rows": list(asking.rows), "asked": asking.asked, "others": others.cores()}
-            keep({**result, **now, "machine": asdict(machine())})
-    result |= {"ended": ended, "others": others.cores(), "machine": asdict(machine())}
-    result["seconds"] = round(asking.seconds, 1)
-    return asking
+            keep(result)
+    result |= {"asked": asking.asked, "ended": ended}
 
 
 def _sample(asking: Conversations, parties: dict[str, Party]) -> Row:

@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_number(parser, "--chats", 6, "of each program, going on at once")
     commands.add_number(parser, "--at-once", 4, "requests that the gateway answers at a time")
     commands.add_number(parser, "--keep", 1, "chats whose sessions the gateway keeps")
-    commands.add_number(parser, "--turns", 3, "of a chat, before another one begins")
+    commands.add_number(parser, "--turns", 2, "of a chat, before another one begins")
     commands.add_number(parser, "--answer-tokens", 6, "of each answer")
     commands.add_plot(parser, "draw memory, answers and waiting times of the load")
     commands.add_common(parser)
