@@ -127,6 +127,12 @@ def load_table(result: Row) -> str:
     )
 
 
+def load_in_results(result: Row, origin: str) -> list[str]:
+    """Return both tables of a run under load, each with where it comes from."""
+    tables = load_table(result).split("\n\n")[:2]
+    return [text for table in tables for text in (table, origin)]
+
+
 def _seconds(values: Iterable[float]) -> str:
     some = list(values)
     if not some:
