@@ -379,7 +379,7 @@ def test_options_out_of_range(
 def test_a_minute_of_load_holds(pair: Pair, tmp_path: Path) -> None:
     """Two programs ask a tiny model by a real gateway and a real provider."""
     kept: list[dict[str, Any]] = []
-    plan = LoadPlan(0.5, 2, 1, 1, 1, 2, 3)
+    plan = LoadPlan(0.4, 2, 1, 2, 1, 2, 2)
     model = with_template(pair.private, tmp_path)
     run = load.run(plan, model, tmp_path, lambda words: None, kept.append)
     assert report.failures_of_load(json.loads(json.dumps(run))) == []
