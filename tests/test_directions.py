@@ -70,6 +70,7 @@ ALLOWED |= {
     "experiments.completions": [*MEASURED, "experiments.fidelity"],
     "experiments.confidential": MEASURED,
     "experiments.dp_text": MEASURED,
+    "experiments.gateway": [*MEASURED, "experiments.fidelity"],
     "experiments.split": MEASURED,
     "experiments.watermark": MEASURED,
 }

@@ -86,6 +86,10 @@ STUDIES = {
         "experiments.spu_baseline.options",
         "bytes and messages of the stock path under SPU's own options",
     ),
+    "experiment gateway-load": (
+        "experiments.gateway.study",
+        "the HTTP gateway under load and under faults",
+    ),
     "experiment latency": (
         "experiments.completions.latency",
         "latency against input length, by kind of layer",

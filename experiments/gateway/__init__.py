@@ -1,0 +1,1 @@
+"""The HTTP gateway under load, and when something around it fails."""
