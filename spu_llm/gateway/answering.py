@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from secrets import token_hex
 
 from spu_llm.api.events import Event, FetchingHint, Making, Stage, Text
 from spu_llm.core.errors import SpuLlmError
@@ -47,7 +49,10 @@ class Answering:
 
     asked: Asked
     said: asyncio.Queue[Said] = field(default_factory=asyncio.Queue)
+    id: str = field(default_factory=lambda: token_hex(12))
     pieces: list[Piece] = field(default_factory=list)  # of the answer that is written
+    # Ends that answer where it is, and returns whether it does: in a session that stays open.
+    stop: Callable[[], bool] = lambda: False
     _index: int = 0  # of that answer
     _gone: threading.Event = field(default_factory=threading.Event)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)

@@ -29,7 +29,7 @@ from spu_llm.gateway.refusals import Refused
 from spu_llm.gateway.sent_events import event
 
 _ENDS = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens"}
-_ENDS["context"] = "max_tokens"
+_ENDS |= {"context": "max_tokens", "interrupted": "end_turn"}
 
 
 def message_asked(body: bytes, options: CompletionOptions) -> Asked:

@@ -106,6 +106,12 @@ class Kept:
         self.turns += 1
         return end
 
+    def stop(self) -> bool:
+        """End the answer that is being written after its next step, and keep the conversation with
+        the text so far. Return whether there is one that was not stopped before.
+        """
+        return self._conversation.stop()
+
     def close(self, heard: OnEvent = lambda event: None) -> None:
         """End the conversation, and wait until its processes have ended. `heard` gets what was
         learned. A provider that does not end it in time is left.

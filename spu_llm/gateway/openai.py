@@ -34,6 +34,7 @@ from spu_llm.gateway.sent_events import event
 CHAT_TOKENS, COMPLETION_TOKENS = 256, 16  # of an answer, unless the request says
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _ENDS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+_ENDS["interrupted"] = "stop"
 HARMLESS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
 DONE = "data: [DONE]\n\n"
 

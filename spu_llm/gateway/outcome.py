@@ -13,7 +13,7 @@ from spu_llm.api.conversation import Answer
 
 @dataclass(frozen=True)
 class Choice:
-    """A text, and why it ends ("eos", "stop", "length" or "context")."""
+    """A text, and why it ends: "eos", "stop", "length", "context" or "interrupted"."""
 
     text: str
     finish_reason: str

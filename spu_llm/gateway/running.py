@@ -14,7 +14,7 @@ from typing import Any
 
 from models.chat import Message
 from spu_llm.api.client import Client, CompletionOptions
-from spu_llm.api.conversation import Ahead
+from spu_llm.api.conversation import Ahead, Answer
 from spu_llm.api.events import Event, Learned, Stock
 from spu_llm.core.errors import BusyError, PeerError, SpuLlmError
 from spu_llm.gateway.answering import Answering, News
@@ -86,6 +86,12 @@ class Requests:
         task.add_done_callback(lambda _: self._open.pop(request))
         return request
 
+    def stop(self, id: str) -> bool:
+        """End a request's answer where it is, after the step that is computed. Return whether it
+        does: a chat's does that stays open.
+        """
+        return any(request.stop() for request in self._open if request.id == id)
+
     async def close(self) -> None:
         """End all sessions, and wait until they have."""
         self._ending.set()
@@ -156,17 +162,13 @@ class Requests:
         """Answer a turn in the conversation that it goes on with, or in another one."""
         kept, was_there = await self._conversation_for(request.asked)
         try:
-            answer = await asyncio.to_thread(
-                kept.answer, request.asked, request.heard, request.look
-            )
+            answer = await self._said_next(request, kept)
         except PeerError:
             if not was_there or request.has_text:
                 raise
             # Its session had ended, and nobody knew yet.
             kept, _ = await self._conversation_for(request.asked)
-            answer = await asyncio.to_thread(
-                kept.answer, request.asked, request.heard, request.look
-            )
+            answer = await self._said_next(request, kept)
         finally:
             self._asked.append(session_options(request.asked, self.ahead))
             self._beside_requests(self._open_spare(SPARE_AFTER_S))
@@ -174,6 +176,11 @@ class Requests:
             self._keep(kept)
             await self._evict(self.keep, spares=False)
         return of_answer(answer)
+
+    async def _said_next(self, request: Answering, kept: Kept) -> Answer:
+        """Return a conversation's answer, which can be stopped meanwhile."""
+        request.stop = kept.stop
+        return await asyncio.to_thread(kept.answer, request.asked, request.heard, request.look)
 
     async def _conversation_for(self, asked: Asked) -> tuple[Kept, bool]:
         """Return a conversation for a request, and whether it was there already."""

@@ -102,6 +102,7 @@ class Gateway:
         routes += [
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
+            Route("/v1/requests/{id}/stop", self._stopped, methods=["POST"]),
             Route("/health", self._health),
             Route("/privacy", self._privacy),
             Route("/metrics", self._counts),
@@ -187,6 +188,14 @@ class Gateway:
         finally:
             answering.cancel()
 
+    async def _stopped(self, request: Request) -> Response:
+        """Have a stream's answer end where it is, so that its chat can go on from there."""
+        self._check(request)
+        await _body(request)
+        if not self.requests.stop(request.path_params["id"]):
+            raise Refused(404, "no answer that can be stopped is written for such a request")
+        return JSONResponse({"stopped": True}, headers=_HEADERS)
+
     # ---- what else can be asked
 
     async def _models(self, request: Request) -> Response:
@@ -259,7 +268,8 @@ class _Stream(StreamingResponse):
         self._answering, self._reply = answering, reply
         self._path, self._metrics = path, metrics
         self._began: float | None = time.monotonic()  # None: there was text
-        super().__init__(self._events(), media_type="text/event-stream", headers=_HEADERS)
+        headers = {**_HEADERS, "x-spu-llm-request": answering.id}
+        super().__init__(self._events(), media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -161,6 +161,7 @@ class Talk:
     ) -> None:
         self.messages, self.may_make, self.options = list(before), may_make, options
         self.most: int | None = None
+        self.stops = False
         self.before, self.turns, self.is_over = len(before), 0, False
         self.made.append(self)
 
@@ -187,25 +188,28 @@ class Talk:
                 self.messages.append(Message("user", said))
                 if said == "fail" or self.made.index(self) < self.gone:
                     raise PeerError("it went away")
-                while said == "wait":
+                while said == "wait" and not self.stops:
                     look()
                     time.sleep(0.02)
                 self.turns += 1
                 on_event(Text(f"answer {self.turns}"))
                 answer = f" answer {self.turns} "
                 self.messages.append(Message("assistant", answer))
-                said = said_next(self.answer(answer))
+                end, self.stops = "interrupted" if self.stops else "eos", False
+                said = said_next(self.answer(answer, end))
                 look()  # as a session does after each event
             on_event(Learned({"client": [f"{self.turns} turns"], "provider": []}))
         finally:
             self.is_over = True
 
-    def answer(self, text: str) -> Answer:
+    def stop(self) -> bool:
+        self.stops = True
+        return True
+
+    def answer(self, text: str, end: str) -> Answer:
         both = {"offline": BothWays(1, 2), "online": BothWays(3, 4)}
         counts = {"offline": 5, "online": 6}
-        return Answer(
-            text, [1, 2], "eos", Seconds(1, 2, 3), 9, self.turns - 1, both, counts, 1, 4, 1
-        )
+        return Answer(text, [1, 2], end, Seconds(1, 2, 3), 9, self.turns - 1, both, counts, 1, 4, 1)
 
     def begins(self, chat: list[Message]) -> bool:
         return chat[0].role == "user"

@@ -64,6 +64,42 @@ def test_a_conversation_that_fails_is_not_kept(fake: Fake, talks: list[Talk]) ->
         assert create(model="private", messages=said("a")).choices and len(talks) == 3
 
 
+def test_a_stopped_answer_is_gone_on_from(fake: Fake, talks: list[Talk]) -> None:
+    """A stream's that is a turn: it ends where it is, and so its session does not."""
+    kind = {"content_type": "application/json"}
+
+    def stop(name: str, **headers: str) -> int:
+        return asked(port, "POST", f"/v1/requests/{name}/stop", b"{}", **headers)[0]
+
+    with served(fake, keep=1) as port:
+        create = of_openai(port).chat.completions.create
+        assert stop("absent", **kind) == 404
+        stream = create(model="private", messages=said("a", "b", "wait"), stream=True)
+        name = stream.response.headers["x-spu-llm-request"]
+        assert eventually(lambda: len(talks) == 1 and len(talks[0].messages) == 3)
+        assert stop(name) == 415 and stop(name, **kind, host="evil.example") == 403
+        assert stop(name, **kind) == 200
+        chunks = list(stream)
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        create(model="private", messages=said("a", "b", "wait", text, "c"))
+        assert talks[0].turns == 2 and len(talks) == 1
+        assert stop(name, **kind) == 404
+
+
+def test_other_answers_cannot_be_stopped(fake: Fake) -> None:
+    """A session of one request ends with it."""
+    fake.does = fake.waits
+    with served(fake, keep=1) as port:
+        stream = of_openai(port).completions.create(model="private", prompt="x", stream=True)
+        name = stream.response.headers["x-spu-llm-request"]
+        path = f"/v1/requests/{name}/stop"
+        status, _, raw = asked(port, "POST", path, b"{}", content_type="application/json")
+        assert status == 404 and b"can be stopped" in raw
+        stream.close()
+        assert eventually(lambda: fake.ended == ["the request was cancelled"])
+
+
 def test_texts_to_stop_before_are_of_no_conversation(fake: Fake, talks: list[Talk]) -> None:
     with served(fake, keep=1) as port:
         create = of_openai(port).chat.completions.create

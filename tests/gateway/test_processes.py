@@ -150,6 +150,28 @@ def test_answers_to_a_request_are_draws(start: Start, model: Path) -> None:
     assert gateway.wait(20) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
+def test_a_stopped_answer_is_gone_on_from(parties: tuple[Command, Command, openai.OpenAI]) -> None:
+    """After the step that is computed; the next turn has the rows of what was written."""
+    _, gateway, client = parties
+    create = client.chat.completions.create
+    stream = create(model="private", messages=HELLO, max_tokens=40, stream=True)
+    name = stream.response.headers["x-spu-llm-request"]
+    text = ""
+    for chunk in stream:
+        if not text and chunk.choices[0].delta.content:
+            body = client.post(f"/requests/{name}/stop", body={}, cast_to=object)
+            assert body == {"stopped": True}
+        text += chunk.choices[0].delta.content or ""
+    assert chunk.choices[0].finish_reason == "stop"
+    more = [*HELLO, {"role": "assistant", "content": text}, {"role": "user", "content": "so"}]
+    got = create(model="private", messages=more, max_tokens=2)
+    assert got.usage is not None and got.usage.prompt_tokens_details is not None
+    assert (got.usage.prompt_tokens_details.cached_tokens or 0) > 6  # the template's public words
+    gateway.send(signal.SIGTERM)
+    assert gateway.wait(20) == 128 + signal.SIGTERM
+
+
 def test_a_provider_that_has_gone_is_said(parties: tuple[Command, Command, openai.OpenAI]) -> None:
     server, gateway, client = parties
     server.send(signal.SIGKILL)

@@ -3,7 +3,8 @@
 
 const at = (id) => document.getElementById(id);
 const chat = []; // messages, as the protocol has them
-let asking = null; // aborts the request under way
+const STOP_MS = 20000; // for a step to end, and the answer with it
+let asking = null; // the request under way: what aborts it, its name, and whether it is to stop
 let model = "private";
 
 function element(name, kind, text) {
@@ -65,13 +66,15 @@ function addText(place, text, drafted) {
   const characters = Array.from(text); // the gateway counts code points
   const parts = [["drafted", characters.slice(0, drafted)], ["", characters.slice(drafted)]];
   for (const [kind, some] of parts) {
-    if (some.length) place.append(element("span", kind, some.join("")));
+    for (const part of some.join("").split(/(\s+)/)) { // a mark under white space looks like text
+      if (part) place.append(element("span", part.trim() && kind, part));
+    }
   }
 }
 
 async function answer() {
   const item = shown("assistant"), place = item.querySelector(".text");
-  asking = new AbortController();
+  asking = { abort: new AbortController(), name: "", stops: false };
   settle();
   const began = performance.now();
   const clock = setInterval(() => { item.dataset.s = Math.round((performance.now() - began) / 1000); waits(item); }, 1000);
@@ -80,7 +83,7 @@ async function answer() {
     const response = await fetch("/v1/chat/completions", {
       method: "POST",
       headers: { "content-type": "application/json", ...headers() },
-      signal: asking.signal,
+      signal: asking.abort.signal,
       body: JSON.stringify({
         model,
         messages: chat,
@@ -91,6 +94,7 @@ async function answer() {
       }),
     });
     if (!response.ok) throw new Error((await response.json()).error.message);
+    asking.name = response.headers.get("x-spu-llm-request");
     for await (const one of events(response.body)) {
       if (one.news) { item.dataset.news = one.news; waits(item); continue; }
       if (one.data === "[DONE]") break;
@@ -102,12 +106,15 @@ async function answer() {
         addText(place, choice.delta.content, said.spu_llm ? said.spu_llm.drafted_characters : 0);
         item.dataset.news = "writing";
       }
-      if (said.usage) item.append(element("p", "cost", costOf(said.usage)));
+      if (said.usage) {
+        const cost = costOf(said.usage);
+        item.append(element("p", "cost", asking.stops ? `stopped · ${cost}` : cost));
+      }
     }
   } catch (error) {
     failed = error.name === "AbortError" ? "Stopped." : error.message;
     item.append(element("p", "cost", failed));
-    item.classList.add("error");
+    if (error.name !== "AbortError") item.classList.add("error");
   }
   clearInterval(clock);
   at("news").textContent = "";
@@ -118,8 +125,31 @@ async function answer() {
   at("words").focus();
 }
 
+// Ends the answer after its next step, so that the chat goes on in its session. Where that cannot be,
+// or is asked for again, the request is left, and its session ends.
+async function stop() {
+  const request = asking;
+  if (!request) return;
+  if (request.name && !request.stops) {
+    request.stops = true;
+    setTimeout(() => request.abort.abort(), STOP_MS);
+    try {
+      const response = await fetch(`/v1/requests/${request.name}/stop`, {
+        method: "POST",
+        headers: { "content-type": "application/json", ...headers() },
+        body: "{}",
+      });
+      if (response.ok) return;
+    } catch {
+      // the gateway does not answer
+    }
+  }
+  request.abort.abort();
+}
+
 function waits(item) {
-  at("news").textContent = `${item.dataset.news || "waiting"} … ${item.dataset.s || 0} s`;
+  const news = asking && asking.stops ? "stopping" : item.dataset.news || "waiting";
+  at("news").textContent = `${news} … ${item.dataset.s || 0} s`;
 }
 
 function settle() {
@@ -138,6 +168,7 @@ async function look() {
     const lacking = (health.ready || []).reduce((sum, one) => sum + one.batches_lacking, 0);
     at("ready").textContent = (best
       ? `Ready for ${best.prompt_tokens} tokens of a question and ${best.answer_tokens_at_least} or more of its answer`
+      : health.requests ? "A request is being answered"
       : health.conversations ? "A session is open" : "No session is open yet") +
       (lacking ? `; ${count(lacking, "batch").replace("batchs", "batches")} of material to make` : "");
     if (at("learned").open) {
@@ -170,7 +201,7 @@ at("words").addEventListener("keydown", (event) => {
     at("ask").requestSubmit();
   }
 });
-at("stop").addEventListener("click", () => asking && asking.abort());
+at("stop").addEventListener("click", stop);
 at("retry").addEventListener("click", () => {
   while (chat.length && chat[chat.length - 1].role === "assistant") chat.pop();
   const last = at("log").lastElementChild;
