@@ -17,7 +17,7 @@ from models.gpt2 import GPT2Config
 from models.hf import load_config, save_model, save_ranges
 from spu_llm.app import cli
 from spu_llm.app.options import provider_of
-from spu_llm.service import provider
+from spu_llm.service import agreeing, provider
 from tests.kit.models import VOCAB, save_tokenizer, tiny_params
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S, RUN_S
@@ -66,11 +66,12 @@ def test_ranges_are_written_elsewhere_and_served(
     assert "can be served" in ran("doctor", "--model", model, "--ranges", ranges)[1]
 
     served = []
-    monkeypatch.setattr(provider, "_serve", lambda options, config, *rest: served.append(config))
+    monkeypatch.setattr(provider, "_serve", lambda options, models, *rest: served.append(models))
     serve = ("serve", "--model", model, "--listen", "127.0.0.1:0", "--insecure")
     assert "spu-llm calibrate" in ran(*serve)[1] and not served
     assert ran(*serve, "--ranges", ranges)[0] == 0
-    (config,) = served
+    (models,) = served
+    config, _ = agreeing.stated_model(models.first.stated)
     assert config != WIDE and config.shape() == WIDE.shape()
 
 
