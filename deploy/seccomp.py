@@ -1,11 +1,11 @@
 """Write a container engine's seccomp profile with one call more: the `unshare` by which a worker
 takes a network of its own.
 
-    python3 deploy/seccomp.py /usr/share/containers/seccomp.json > deploy/seccomp.json
+    python3 deploy/seccomp.py default.json > deploy/seccomp.json
 
-The first argument is the engine's own profile: podman's lies there, docker's is
-`seccomp/default.json` of github.com/moby/profiles. Added is `unshare` of a user and a network
-namespace together, as `spu_llm.net.worker_side` asks for, and of no other kinds.
+The first argument is the engine's own profile: docker's is `seccomp/default.json` of
+github.com/moby/profiles. Added is `unshare` of a user and a network namespace together, as
+`spu_llm.net.worker_side` asks for, and of no other kinds.
 """
 
 from __future__ import annotations
