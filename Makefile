@@ -111,15 +111,21 @@ $(DRAFT)/align.json: $(MODEL)/config.json
 proto: $(STAMP)
 	@$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. spu_llm/net/control.proto
 
-# Keeps present pins where they still fit; remove requirements.lock first to move all of them.
+COMPILE = build/uv/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes pyproject.toml
+
+# Keeps present pins where they still fit; remove requirements.lock first to move all of them. The
+# second is the part that a wheel needs, in the same versions.
 lock:
 	@$(if $(FOUND),:,$(error $(NEED)))
 	@"$(FOUND)" -m venv --clear build/uv
 	@build/uv/bin/python -m pip --quiet --disable-pip-version-check install uv
-	@build/uv/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev \
-	    --generate-hashes --custom-compile-command \
+	@$(COMPILE) --extra dev --custom-compile-command \
 	    'make lock    (to install it: pip install --no-deps --require-hashes -r requirements.lock)' \
-	    pyproject.toml --output-file requirements.lock
+	    --output-file requirements.lock
+	@cp requirements.lock deploy/requirements.lock
+	@$(COMPILE) --custom-compile-command \
+	    'make lock    (to install it: pip install --no-deps --require-hashes -r deploy/requirements.lock)' \
+	    --output-file deploy/requirements.lock
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

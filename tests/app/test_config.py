@@ -93,12 +93,13 @@ def test_what_is_no_option_is_refused(
     assert said in error and error.count("\n") == 1
 
 
-def test_the_example_is_one() -> None:
-    example = ROOT / "experiments" / "launch" / "spu-llm.toml"
-    serve = parsed("serve", f"--config={example}")
+def test_the_examples_are_ones() -> None:
+    serve = parsed("serve", f"--config={ROOT / 'deploy' / 'provider.toml'}")
     assert (serve.sessions, serve.client_sessions) == (4, 2) and not serve.insecure
-    assert serve.trust == example.parent / "clients.pem"
-    assert parsed("generate", f"--config={example}").server == "provider.example:9000"
+    assert serve.trust == Path("/var/lib/spu-llm/clients.pem")
+    gateway = parsed("gateway", f"--config={ROOT / 'deploy' / 'gateway.toml'}")
+    assert gateway.server == "provider.example:9000"
+    assert gateway.trust == ROOT / "deploy" / "provider.pem"
 
 
 def test_both_parties_by_one_file(start: Start, pair: Pair, file: Path, tmp_path: Path) -> None:
