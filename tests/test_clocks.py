@@ -18,6 +18,7 @@ READERS = {
     "spu_llm/gateway/server.py": "when a model was there",
     "spu_llm/app/commands/doctor.py": "whether this machine's clock is right",
     "spu_llm/systems/watermark/sessions.py": "when a session was",
+    "spu_llm/service/journal.py": "when something was written down",
     "spu_llm/core/machine.py": "when a measurement was made",
     "models/chat.py": "the date that a chat template may ask for",
 }
