@@ -22,6 +22,7 @@ def on_page_markdown(markdown: str, page: Any, **rest: Any) -> str:
         if "://" in target or target.startswith("#"):
             return match[0]
         inside = not posixpath.normpath(posixpath.join(folder, target)).startswith("..")
-        return match[0] if inside and target.partition("#")[0].endswith((".md", ".svg")) else words
+        of_site = target.partition("#")[0].endswith((".md", ".svg", ".png"))
+        return match[0] if inside and of_site else words
 
     return _LINK.sub(plain, markdown)
