@@ -123,9 +123,16 @@ class Worker:
         """Start the worker. `program`: the place of its record (`programs.place_of`). `inherits`:
         descriptors that it gets, under the same numbers. `reads`, `writes`, `lists`: files and
         directories that it needs (`confine`), beside the system's and Python's; unless it is
-        `confined` it has all that this user has.
+        `confined` it has all that this user has. WorkerError when there is no place for its
+        temporary files.
         """
-        self._folder = tempfile.mkdtemp(prefix="spu-llm-")
+        try:
+            self._folder = tempfile.mkdtemp(prefix="spu-llm-")
+        except OSError as exc:
+            why = exc.strerror or exc
+            raise WorkerError(
+                f"no folder for the worker's temporary files: {why}; free some space, or set TMPDIR"
+            ) from exc
         self.apart = False  # in a network namespace of its own, as it says when it is ready
         self._asked = False  # for its side, which then owns the channel
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,3 +130,10 @@ def test_only_a_worker_killed_from_outside_counts_as_killed() -> None:
     finally:
         assert not worker.killed
         worker.stop()
+
+
+def test_a_worker_without_a_folder_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk, which has no room for another folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(WorkerError, match="temporary files: .*free some space"):
+        Worker(programs.place_of("completion"))
