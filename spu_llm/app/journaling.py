@@ -44,22 +44,34 @@ def opened(options: argparse.Namespace) -> Log:
     address that cannot be used.
     """
     from spu_llm.service.journal import AuditFile
-    from spu_llm.service.metrics import Metrics
 
-    audit = None if options.audit is None else AuditFile(options.audit)
-    metrics = Metrics()
+    # The audit file comes first: what it cannot hold is not to happen.
+    logs: list[Log] = [] if options.audit is None else [AuditFile(options.audit).write]
     if options.metrics is not None:
-        metrics.listen(*address(options.metrics, "--metrics"))
-    as_json, one_at_a_time = options.log_format == JSON, threading.Lock()
+        logs.append(_counted_at(*address(options.metrics, "--metrics")))
+    logs.append(_tell_json if options.log_format == JSON else _say_words)
+    one_at_a_time = threading.Lock()
 
     def log(record: Record) -> None:
         with one_at_a_time:
-            if audit is not None:
-                audit.write(record)
-            metrics.count(record)
-            if as_json:
-                tell(record.as_json(with_words=True))
-            elif record.words:
-                say(record.words)
+            for take in logs:
+                take(record)
 
     return log
+
+
+def _counted_at(host: str, port: int) -> Log:
+    from spu_llm.service.metrics import Metrics
+
+    metrics = Metrics()
+    metrics.listen(host, port)
+    return metrics.count
+
+
+def _tell_json(record: Record) -> None:
+    tell(record.as_json(with_words=True))
+
+
+def _say_words(record: Record) -> None:
+    if record.words:
+        say(record.words)

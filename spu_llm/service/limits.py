@@ -18,7 +18,7 @@ MINUTES = 60  # that traffic counts for
 
 @dataclass(frozen=True)
 class Quota:
-    """What one client gets; None for no bound. A client is a certificate, with all its sessions;
+    """Bounds for one client; None for no bound. A client is a certificate, with all its sessions;
     without certificates, a session.
     """
 
@@ -31,7 +31,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Quotas:
-    """What each client gets: `named` by its certificate's fingerprint, or else by the name in it;
+    """Quotas of all clients: `named` by a certificate's fingerprint, or else by the name in it;
     `others` for all others.
     """
 

@@ -12,7 +12,7 @@ _SECONDS = (1, 2, 5, 10, 30, 60, 300, 900, 3600, 14400)
 
 
 class Metrics:
-    """What has happened since the provider began."""
+    """Counts of a provider's sessions and refusals since it began."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spu_llm import Provider
-from spu_llm.app import cli, named_models
+from spu_llm.app import named_models
 from spu_llm.app.named_models import NamedModel, named_model
 from spu_llm.app.options import provider_of
 from spu_llm.core.errors import InputError
 from spu_llm.service.model_names import MAX_MODELS, is_name
-from tests.kit.processes import ERROR
+from tests.kit.command_line import parsed, refused
 
 SERVE = ["serve", "--listen", "127.0.0.1:0", "--insecure"]
 TWO = [*SERVE, "--model", "a=m", "--model", "b=n"]
@@ -41,20 +40,6 @@ ASKING: dict[str, list[str]] = {
         "1",
     ],
 }
-
-
-def parsed(*arguments: str) -> argparse.Namespace:
-    return cli.command_line().parse_args(list(arguments), argparse.Namespace(started=0.0))
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the one line of error that a command ends with."""
-    with pytest.raises(SystemExit) as end:
-        cli.main(list(arguments))
-    said = capsys.readouterr().err
-    lines = [line for line in said.splitlines() if line.startswith(ERROR)]
-    assert end.value.code == 2 and len(lines) == 1 and "Traceback" not in said, said
-    return lines[0]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spu_llm.app import cli
-from tests.kit.processes import ERROR
+from tests.kit.command_line import parsed, refused
 
 # Every command that takes a prompt, with what it needs beside it.
 TAKES = {
@@ -22,20 +21,6 @@ TAKES = {
     "split prepare": ["split", "prepare", "--mode", "mpc", "--server", "h:1", "--pool", "pool"],
     "watermark": ["watermark", "embed", "--key", "key"],
 }
-
-
-def parsed(*arguments: str) -> argparse.Namespace:
-    return cli.command_line().parse_args(list(arguments), argparse.Namespace(started=0.0))
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the one line of error that a command ends with."""
-    with pytest.raises(SystemExit) as end:
-        cli.main(list(arguments))
-    said = capsys.readouterr().err
-    lines = [line for line in said.splitlines() if line.startswith(ERROR)]
-    assert end.value.code == 2 and len(lines) == 1 and "Traceback" not in said, said
-    return lines[0]
 
 
 @pytest.mark.parametrize("name", TAKES)
