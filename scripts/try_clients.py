@@ -194,7 +194,7 @@ def of_httpx(base: str) -> dict[str, Cell]:
         "answer": lambda: bool(post().json()["choices"][0]["message"]["content"]),
         "stream": lambda: post(stream=True).text.endswith("data: [DONE]\n\n"),
         "usage": lambda: "x-spu-llm-seconds-online" in post().headers,
-        "refusal": lambda: post(n=2).status_code == 400,
+        "refusal": lambda: post(logprobs=True).status_code == 400,
     }
 
 

@@ -29,6 +29,7 @@ class Asked:
     stream: bool
     with_usage: bool = True  # at the end of a stream
     answers: int = 1
+    instructions: str | None = None  # said again in a response; part of the chat already
 
     @property
     def draws(self) -> int:

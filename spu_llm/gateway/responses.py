@@ -1,8 +1,9 @@
 """OpenAI's protocol of responses: requests, answers and streams.
 
-Source: OpenAI's API reference, "Responses" and "Streaming events". Nothing is stored: a request
-brings all that was said. A field that cannot be honoured is refused with its name; fields that
-change no answer are left out.
+Sources: OpenAI's API reference, "Responses" and "Streaming events"; Open Responses' specification,
+whose schema names the fields that every response has. Nothing is stored: a request brings all that
+was said. A field that cannot be honoured is refused with its name; fields that change no answer are
+left out.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def response_asked(body: bytes, options: CompletionOptions) -> Asked:
         messages = [Message("user", fields.text("input"))]
     else:
         messages = with_system(_message(one) for one in fields.objects("input"))
-    if instructions := fields.text("instructions", ""):
+    instructions = fields.text("instructions", "")
+    if instructions:
         messages.insert(0, Message("system", instructions))
     tokens = fields.whole("max_output_tokens", 1, ANY_TOKENS) or CHAT_TOKENS
     fields.only("tools", [], why=NO_TOOLS)
@@ -64,7 +66,7 @@ def response_asked(body: bytes, options: CompletionOptions) -> Asked:
     streamed.end()
     fields.ignore(*HARMLESS, "store", "parallel_tool_calls", "truncation")
     fields.end()
-    return Asked(model, messages, options, stream)
+    return Asked(model, messages, options, stream, instructions=instructions or None)
 
 
 def _message(fields: Fields) -> Message:
@@ -101,8 +103,13 @@ class Reply:
             "total_tokens": outcome.prompt_tokens + outcome.completion_tokens,
             "spu_llm": outcome.cost,
         }
-        items = [self._item(status, outcome.text)]
-        return self._response(status, output=items, usage=usage, incomplete_details=details)
+        return self._response(
+            status,
+            output=[self._item(status, outcome.text)],
+            usage=usage,
+            incomplete_details=details,
+            completed_at=None if cut else int(time.time()),
+        )
 
     def begin(self) -> Iterator[str]:
         """Yield the first events of a stream."""
@@ -136,24 +143,34 @@ class Reply:
             "id": f"resp_{self.id}",
             "object": "response",
             "created_at": self.created,
+            "completed_at": None,
             "status": status,
+            "background": False,
             "error": None,
+            "frequency_penalty": 0.0,
             "incomplete_details": None,
-            "instructions": None,
+            "instructions": self.asked.instructions,
             "max_output_tokens": self.asked.options.max_new_tokens,
+            "max_tool_calls": None,
+            "metadata": {},
             "model": self.asked.model,
             "output": [],
             "parallel_tool_calls": False,
+            "presence_penalty": 0.0,
             "previous_response_id": None,
+            "prompt_cache_key": None,
+            "reasoning": None,
+            "safety_identifier": None,
+            "service_tier": "default",
             "store": False,
             "temperature": self.asked.options.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "none",
             "tools": [],
+            "top_logprobs": 0,
             "top_p": 1.0,
             "truncation": "disabled",
             "usage": None,
-            "metadata": {},
             **more,
         }
 
