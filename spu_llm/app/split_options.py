@@ -221,6 +221,58 @@ def add_tune(roles: Any, run: Run) -> None:
     tune.set_defaults(run=run, ranges=None, pool=None, jobs=None, hint_cache=None)
 
 
+def add_bounds(roles: Any, run: Run) -> None:
+    bounds = roles.add_parser(
+        "bounds",
+        help="how likely rows give a prompt away: NOIR's theorems as stated, and as they hold",
+        description="NOIR's Theorem 3, Proposition 1 (Eq. 4) and Theorem 4 (Eq. 5), and what is "
+        "true in their place: for a mechanism that holds epsilon, which the paper's own (arr) does "
+        "not ('split tune --mechanism'), and for tokens that do not follow from each other.",
+    )
+    size = bounds.add_mutually_exclusive_group()
+    size.add_argument("--vocab-size", type=int, metavar="N", help="tokens that there are")
+    size.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="take its vocabulary (default: the shipped private one)",
+    )
+    bounds.add_argument(
+        "--epsilon",
+        type=float,
+        default=EPSILON,
+        metavar="E",
+        help="of all features together (default: %(default)s, the paper's)",
+    )
+    bounds.add_argument(
+        "--tokens", type=int, default=200, metavar="N", help="of the prompt (default: %(default)s)"
+    )
+    bounds.add_argument(
+        "--share",
+        type=float,
+        default=0.2,
+        metavar="RHO",
+        help="of its tokens, which must be guessed for it to count as read (default: %(default)s)",
+    )
+    bounds.add_argument(
+        "--advantage",
+        type=float,
+        default=0.146,
+        metavar="G",
+        help="that neighbours add to the chance of a guess (default: %(default)s, the paper's)",
+    )
+    bounds.add_argument(
+        "--prior",
+        type=float,
+        metavar="P",
+        help="chance of the token before anything is seen (default: 1 / N, as in Theorem 3; text's "
+        "most frequent token has far more)",
+    )
+    bounds.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    bounds.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    bounds.set_defaults(run=run)
+
+
 def _common(parser: Any, modes: tuple[str, ...]) -> None:
     parser.add_argument("--mode", required=True, choices=modes)
     parser.add_argument(

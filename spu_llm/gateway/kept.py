@@ -7,7 +7,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from models.chat import Message
 from spu_llm.api.client import CompletionOptions
@@ -31,13 +31,22 @@ def can_be_kept(asked: Asked) -> bool:
     return messages[-1].role == "user"
 
 
-def session_options(asked: Asked, ahead: Ahead | None) -> CompletionOptions:
-    """Return the options that a request's session has. Opened ahead, it has room for any answer,
-    and how long one may be the client alone knows.
+@dataclass(frozen=True)
+class Kind:
+    """The sessions of one model, by its name in requests, with the same options."""
+
+    model: str
+    options: CompletionOptions
+
+
+def kind_of(asked: Asked, ahead: Ahead | None) -> Kind:
+    """Return the kind of a request's session. Opened ahead, it has room for any answer, and how
+    long one may be the client alone knows.
     """
-    if ahead is None:
-        return asked.options
-    return replace(asked.options, max_new_tokens=CONVERSATION_TOKENS)
+    options = asked.options
+    if ahead is not None:
+        options = replace(options, max_new_tokens=CONVERSATION_TOKENS)
+    return Kind(asked.model, options)
 
 
 class Kept:
@@ -48,7 +57,7 @@ class Kept:
     def __init__(
         self,
         provider: Provider,
-        options: CompletionOptions,
+        kind: Kind,
         before: list[Message],
         ahead: Ahead | None = None,
         may_make: Callable[[], bool] = lambda: True,
@@ -58,10 +67,10 @@ class Kept:
         """
         self.turns = 0  # that were answered
         self.stock: Stock | None = None  # what is there for the next turn
-        self.options = options
+        self.kind = kind
         self._before, self._ahead = before, ahead
         self._conversation = Conversation(
-            provider, options, before=before, ahead=ahead, may_make=may_make
+            provider, kind.options, before=before, ahead=ahead, may_make=may_make
         )
         self._turns: queue.Queue[list[Message] | None] = queue.Queue()
         self._ends: queue.Queue[Answer | Exception] = queue.Queue()
@@ -84,7 +93,7 @@ class Kept:
         """Tell whether a request is the next turn, or may be the first one. Programs may cut white
         space around texts. Takes the time of a template where it is a spare one.
         """
-        if not can_be_kept(asked) or session_options(asked, self._ahead) != self.options:
+        if not can_be_kept(asked) or kind_of(asked, self._ahead) != self.kind:
             return False
         assert not isinstance(asked.prompt, str)
         if self.is_spare and not self._before:

@@ -7,7 +7,7 @@ with its name; fields that change no answer are left out.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import Any
@@ -208,9 +208,9 @@ def error_body(error: Refused) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "param": error.field, "code": code}}
 
 
-def models_body(name: str, created: int) -> dict[str, Any]:
+def models_body(names: Sequence[str], created: int) -> dict[str, Any]:
     """Return the answer to GET /v1/models."""
-    return {"object": "list", "data": [model_body(name, created)]}
+    return {"object": "list", "data": [model_body(name, created) for name in names]}
 
 
 def model_body(name: str, created: int) -> dict[str, Any]:

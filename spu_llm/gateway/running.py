@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from models.chat import Message
-from spu_llm.api.client import Client, CompletionOptions
+from spu_llm.api.client import Client
 from spu_llm.api.conversation import Ahead, Answer
 from spu_llm.api.events import Event, Learned, Stock
 from spu_llm.core.errors import BusyError, PeerError, SpuLlmError
 from spu_llm.gateway.answering import Answering, News
 from spu_llm.gateway.asked import Asked
-from spu_llm.gateway.kept import Kept, can_be_kept, session_options
+from spu_llm.gateway.kept import Kept, Kind, can_be_kept, kind_of
 from spu_llm.gateway.outcome import Outcome, of_answer, of_answers, of_completion
 from spu_llm.gateway.quiet import is_quiet
 from spu_llm.gateway.refusals import Refused, refused
@@ -32,12 +32,13 @@ WATCH_S = 30.0  # between two looks whether that session is still there
 
 @dataclass
 class Requests:
-    """Requests to one provider: `at_once` are answered at a time, and `keep` conversations stay
-    open beside them. One more is opened ahead of any chat (`ahead`; None: none is); where sessions
-    have a pool, which one at a time has, it is there only while no other is.
+    """Requests to one provider, whose models are asked by `clients`, by the names that requests
+    have for them: `at_once` are answered at a time, and `keep` conversations stay open beside them.
+    One more is opened ahead of any chat (`ahead`; None: none is); where sessions have a pool, which
+    one at a time has, it is there only while no other is.
     """
 
-    client: Client
+    clients: Mapping[str, Client]
     at_once: int
     keep: int
     ahead: Ahead | None = None
@@ -45,7 +46,7 @@ class Requests:
     _open: dict[Answering, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _kept: list[Kept] = field(default_factory=list, init=False)  # idle; the last used one last
     _begun: set[Kept] = field(default_factory=set, init=False)  # whose threads may run
-    _asked: deque[CompletionOptions] = field(default_factory=lambda: deque(maxlen=5), init=False)
+    _asked: deque[Kind] = field(default_factory=lambda: deque(maxlen=5), init=False)
     _beside: set[asyncio.Future[None]] = field(default_factory=set, init=False)
     _ending: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     # Whoever opens or ends a conversation that is kept: places, and a pool, are few.
@@ -69,11 +70,11 @@ class Requests:
         """Return what is there for the next turn of each conversation, as far as that is known."""
         return [one.stock for one in self._kept if one.is_open and one.stock is not None]
 
-    def open(self, options: CompletionOptions) -> None:
-        """Open a conversation ahead of any request, which is likely to have these options, and see
-        to it that there is one from now on.
+    def open(self, kind: Kind) -> None:
+        """Open a conversation ahead of any request, which is likely to be of this kind, and see to
+        it that there is one from now on.
         """
-        self._asked.append(options)
+        self._asked.append(kind)
         if self.ahead is not None and self.keep:
             self._beside_requests(self._watch())
 
@@ -154,7 +155,7 @@ class Requests:
         if self.keep and can_be_kept(asked):
             return await self._turn(request)
         async with self._changing:
-            if self.client.provider.pool is not None:
+            if self._have_pool:
                 await self._evict(0)  # one session at a time has it
         return await asyncio.to_thread(self._completed, request, asked)
 
@@ -170,7 +171,7 @@ class Requests:
             kept, _ = await self._conversation_for(request.asked)
             answer = await self._said_next(request, kept)
         finally:
-            self._asked.append(session_options(request.asked, self.ahead))
+            self._asked.append(kind_of(request.asked, self.ahead))
             self._beside_requests(self._open_spare(SPARE_AFTER_S))
         async with self._changing:
             self._keep(kept)
@@ -189,14 +190,17 @@ class Requests:
             if (kept := await self._that_goes_on(asked)) is not None:
                 return kept, True
             await self._evict(self._most - 1)
-            options, before = session_options(asked, self.ahead), asked.prompt[:-1]
-            return await asyncio.to_thread(self._conversation, options, before), False
+            kind, before = kind_of(asked, self.ahead), asked.prompt[:-1]
+            return await asyncio.to_thread(self._conversation, kind, before), False
 
     @property
     def _most(self) -> int:
         """Return how many sessions are open at most, beside those that a request has."""
-        alone = self.ahead is None or self.client.provider.pool is not None
-        return self.keep if alone else self.keep + 1
+        return self.keep if self.ahead is None or self._have_pool else self.keep + 1
+
+    @property
+    def _have_pool(self) -> bool:
+        return any(client.provider.pool is not None for client in self.clients.values())
 
     async def _that_goes_on(self, asked: Asked) -> Kept | None:
         """Return a conversation that a request goes on with, out of those that are kept."""
@@ -208,9 +212,10 @@ class Requests:
                 return kept
         return None
 
-    def _conversation(self, options: CompletionOptions, before: list[Message]) -> Kept:
+    def _conversation(self, kind: Kind, before: list[Message]) -> Kept:
         """Begin a conversation, which is known from then on, even where nobody waits for it."""
-        kept = Kept(self.client.provider, options, before, self.ahead, self._may_make)
+        provider = self.clients[kind.model].provider
+        kept = Kept(provider, kind, before, self.ahead, self._may_make)
         self._begun = {one for one in self._begun if one.is_open} | {kept}
         return kept
 
@@ -226,8 +231,8 @@ class Requests:
                 await asyncio.wait_for(self._ending.wait(), WATCH_S)
 
     async def _open_spare(self, after_s: float) -> None:
-        """Open a conversation for the next chat, with the options that most of the last requests
-        had, where there is a place for one and nobody has asked for so long.
+        """Open a conversation for the next chat, of the kind that most of the last requests were
+        of, where there is a place for one and nobody has asked for so long.
         """
         if self.ahead is None:
             return
@@ -235,7 +240,7 @@ class Requests:
         async with self._changing:
             self._kept = [one for one in self._kept if one.is_open]
             likely = Counter(self._asked).most_common(1)[0][0]
-            if self._open or any(one.is_spare and one.options == likely for one in self._kept):
+            if self._open or any(one.is_spare and one.kind == likely for one in self._kept):
                 return
             if spare := next((one for one in self._kept if one.is_spare), None):
                 await self._end(spare)
@@ -273,11 +278,11 @@ class Requests:
         task.add_done_callback(self._beside.discard)
 
     def _completed(self, request: Answering, asked: Asked) -> Outcome:
-        prompt, options = asked.prompt, asked.options
+        client, prompt, options = self.clients[asked.model], asked.prompt, asked.options
         if isinstance(prompt, str):
-            completion = self.client.complete(prompt, options, request.heard, look=request.look)
+            completion = client.complete(prompt, options, request.heard, look=request.look)
         else:
-            completion = self.client.chat(prompt, options, request.heard, look=request.look)
+            completion = client.chat(prompt, options, request.heard, look=request.look)
         self.learned = completion.learned
         return of_completion(completion)
 

@@ -24,6 +24,7 @@ from spu_llm.core.errors import SpuLlmError
 from spu_llm.gateway import anthropic, openai, page, privacy, responses
 from spu_llm.gateway.answering import Answering, News, Piece, Said
 from spu_llm.gateway.asked import Asked
+from spu_llm.gateway.kept import Kind
 from spu_llm.gateway.metrics import Metrics
 from spu_llm.gateway.outcome import Outcome, headers_of
 from spu_llm.gateway.refusals import Refused, refused
@@ -80,14 +81,14 @@ _APIS = {
 
 @dataclass(frozen=True)
 class Gateway:
-    """An application over sessions with one provider. `name`: of its model. `token`: that every
-    request must bear. `hosts`: names by which it may be called; None: any.
+    """An application over sessions with one provider. `first`: of the chat that is likely to come
+    first. `token`: that every request must bear. `hosts`: names by which it may be called; None:
+    any.
     """
 
     requests: Requests
     options: CompletionOptions  # where a request says nothing else
-    first: CompletionOptions  # of the chat that is likely to come first
-    name: str
+    first: Kind
     token: str | None = None
     hosts: frozenset[str] | None = None
     _started: int = field(default_factory=lambda: int(time.time()))
@@ -148,6 +149,16 @@ class Gateway:
         if not hmac.compare_digest(given.strip().encode(), self.token.encode()):
             raise Refused(401, "give the gateway's token as the API key")
 
+    def _check_model(self, name: str) -> None:
+        if name not in self._names:
+            there = ", ".join(map(repr, self._names))
+            raise Refused(404, f"there is no model {name[:80]!r}, only {there}", "model")
+
+    @property
+    def _names(self) -> list[str]:
+        """Return the models' names, the first one first."""
+        return list(self.requests.clients)
+
     # ---- answers
 
     def _answered(self, api: Api) -> Callable[[Request], Any]:
@@ -156,10 +167,7 @@ class Gateway:
             try:
                 self._check(request)
                 asked = api.asked(await _body(request), self.options)
-                if asked.model != self.name:
-                    raise Refused(
-                        404, f"there is no model {asked.model[:80]!r}, only {self.name!r}", "model"
-                    )
+                self._check_model(asked.model)
                 _check_texts(asked)
                 reply = api.reply(asked)
                 if asked.stream:
@@ -200,13 +208,13 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         self._check(request)
-        return JSONResponse(openai.models_body(self.name, self._started))
+        return JSONResponse(openai.models_body(self._names, self._started))
 
     async def _model(self, request: Request) -> Response:
         self._check(request)
-        if (name := request.path_params["name"]) != self.name:
-            raise Refused(404, f"there is no model {name[:80]!r}, only {self.name!r}", "model")
-        return JSONResponse(openai.model_body(self.name, self._started))
+        name = request.path_params["name"]
+        self._check_model(name)
+        return JSONResponse(openai.model_body(name, self._started))
 
     async def _health(self, request: Request) -> Response:
         """Answer that it runs; who may ask also gets counts."""
@@ -227,7 +235,7 @@ class Gateway:
         return JSONResponse(
             {
                 "status": "ok",
-                "model": self.name,
+                "models": self._names,
                 "requests": self.requests.count,
                 "conversations": self.requests.conversations,
                 "ready": ready,

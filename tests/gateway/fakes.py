@@ -8,9 +8,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -24,6 +24,7 @@ from spu_llm.api.conversation import CONVERSATION_TOKENS, Ahead, Answer, Later
 from spu_llm.api.events import Learned, Making, OnEvent, Stock, Text
 from spu_llm.core.errors import BusyError, PeerError, SpuLlmError
 from spu_llm.core.machine import machine
+from spu_llm.gateway.kept import Kind
 from spu_llm.gateway.running import Requests
 from spu_llm.gateway.server import Gateway
 
@@ -104,11 +105,13 @@ def served(
     at_once: int = 1,
     keep: int = 0,
     ahead: Ahead | None = None,
+    others: Mapping[str, Fake] = MappingProxyType({}),
 ) -> Iterator[int]:
-    """Yield the port of a gateway that asks `client`."""
-    requests = Requests(client, at_once, keep, ahead)  # type: ignore[arg-type]
-    first = CompletionOptions(max_new_tokens=CONVERSATION_TOKENS)
-    gateway = Gateway(requests, CompletionOptions(), first, "private", token, hosts)
+    """Yield the port of a gateway that asks `client` for the model "private", and `others`."""
+    clients = {"private": client, **others}
+    requests = Requests(clients, at_once, keep, ahead)  # type: ignore[arg-type]
+    first = Kind("private", CompletionOptions(max_new_tokens=CONVERSATION_TOKENS))
+    gateway = Gateway(requests, CompletionOptions(), first, token, hosts)
     run = uvicorn.Server(
         uvicorn.Config(gateway.application(), log_config=None, timeout_graceful_shutdown=1)
     )
@@ -160,6 +163,7 @@ class Talk:
         may_make: Callable[[], bool],
     ) -> None:
         self.messages, self.may_make, self.options = list(before), may_make, options
+        self.provider = provider
         self.most: int | None = None
         self.stops = False
         self.before, self.turns, self.is_over = len(before), 0, False

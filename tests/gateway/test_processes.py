@@ -26,13 +26,17 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfo
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 
 
+def that_chats(model: Path, copy: Path) -> Path:
+    """Return a copy of a model, as one that chats."""
+    shutil.copytree(model, copy)
+    (copy / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return copy
+
+
 @pytest.fixture
 def model(pair: Pair, tmp_path: Path) -> Path:
     """Return the pair's private model, as one that chats."""
-    directory = tmp_path / "model"
-    shutil.copytree(pair.private, directory)
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    return directory
+    return that_chats(pair.private, tmp_path / "model")
 
 
 @pytest.fixture
@@ -104,6 +108,30 @@ def test_programs_get_the_models_text(
     gateway.assert_gone(5)
     assert "Traceback" not in gateway.stderr and not gateway.errors
     assert server.processes()
+
+
+def test_all_models_of_a_provider_can_be_asked(
+    start: Start, model: Path, pair: Pair, tmp_path: Path
+) -> None:
+    """By the provider's names; what is of one model alone is refused in a line."""
+    models = {"large": model, "small": that_chats(pair.public, tmp_path / "small")}
+    named = [f"--model={name}={place}" for name, place in models.items()]
+    server = start("serve", *named, "--listen", "127.0.0.1:0", "--insecure", "--sessions", "2")
+    place = f"127.0.0.1:{server.until_listening()}"
+    common = ["gateway", "--server", place, "--insecure", "--listen", "127.0.0.1:0"]
+    for option, value in (("--name", "mine"), ("--draft-model", str(pair.public))):
+        refused = start(*common, option, value)
+        refused.assert_failed(2, f"{option} is of one model", "large, small", within_s=RUN_S)
+    gateway = start(*common, "--standard", "--keep", "0")
+    base = f"http://127.0.0.1:{gateway.until_listening()}/v1"
+    client = openai.OpenAI(base_url=base, api_key="x", max_retries=0, timeout=RUN_S)
+    assert [one.id for one in client.models.list()] == list(models)
+    for name in ("small", "large"):
+        answer = client.chat.completions.create(
+            model=name, messages=HELLO, max_tokens=3, temperature=0
+        )
+        assert answer.model == name
+        assert answer.choices[0].message.content == greedy(models[name], ["hi"], 3)[0]
 
 
 def test_a_session_is_ready_before_a_chat(parties: tuple[Command, Command, openai.OpenAI]) -> None:

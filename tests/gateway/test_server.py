@@ -434,7 +434,7 @@ def test_a_chat_begun_for_nobody_ends(
             super().__init__(*args, **named)
 
     monkeypatch.setattr(kept, "Conversation", Slow)
-    requests = Requests(fake, 1, 1)  # type: ignore[arg-type]
+    requests = Requests({"private": fake}, 1, 1)  # type: ignore[dict-item]
 
     async def ask_and_leave() -> None:
         requests.begin(Asked("private", [Message("user", "a")], CompletionOptions(), False))

@@ -30,9 +30,11 @@ from spu_llm.core.settings import OWN
 from spu_llm.core.text_files import read_text
 
 if TYPE_CHECKING:
+    from spu_llm.api.client import Client
     from spu_llm.api.conversation import Ahead
 
 LISTEN = "127.0.0.1:8000"
+UNNAMED = "private"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 _MOST_AT_ONCE = 16
 _BACKLOG = 64
@@ -66,7 +68,10 @@ def add_command(commands: Any) -> None:
         help="a file whose first line every program must give as its API key",
     )
     gateway.add_argument(
-        "--name", default="private", help="of the model, in requests (default: %(default)s)"
+        "--name",
+        metavar="NAME",
+        help="of the only model, in requests (default: the name that the provider has for it, or "
+        f"{UNNAMED})",
     )
     gateway.add_argument(
         "--at-once",
@@ -110,8 +115,9 @@ def add_command(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     import uvicorn
 
-    from spu_llm.api.client import Client, CompletionOptions
+    from spu_llm.api.client import CompletionOptions
     from spu_llm.api.conversation import CONVERSATION_TOKENS
+    from spu_llm.gateway.kept import Kind
     from spu_llm.gateway.running import Requests
     from spu_llm.gateway.server import Gateway
 
@@ -134,16 +140,17 @@ def _run(options: argparse.Namespace) -> None:
     if not 0 <= keep <= _MOST_AT_ONCE:
         raise InputError(f"--keep must be 0 to {_MOST_AT_ONCE}, found {keep}")
     drafting.check(options)
-    client = Client(provider_of(options))
+    clients = _clients(options)
     asked = CompletionOptions(
         draft_length=options.draft_length, draft_model=options.draft_model, drafts=options.drafts
     )
-    text = client.provider.text_format().text  # says early where the provider cannot be asked
-    ahead = _ahead(options) if text.template is not None else None
-    requests = Requests(client, options.at_once, keep, ahead)
+    # Says early where the provider cannot be asked.
+    texts = {name: client.provider.text_format().text for name, client in clients.items()}
+    chats = [name for name, text in texts.items() if text.template is not None]
+    requests = Requests(clients, options.at_once, keep, _ahead(options) if chats else None)
     hosts = LOOPBACK | {host, _bracketed(host)} if here else None
-    first = replace(asked, max_new_tokens=CONVERSATION_TOKENS)
-    gateway = Gateway(requests, asked, first, options.name, token, hosts)
+    first = Kind([*chats, *clients][0], replace(asked, max_new_tokens=CONVERSATION_TOKENS))
+    gateway = Gateway(requests, asked, first, token, hosts)
     server = uvicorn.Server(
         uvicorn.Config(
             gateway.application(),
@@ -157,13 +164,40 @@ def _run(options: argparse.Namespace) -> None:
         at = f"http://{_bracketed(host)}:{listener.getsockname()[1]}"
         show(
             f"listening on {at}",
-            f"base URL {at}/v1 for OpenAI's protocol, {at} for Anthropic's; model {options.name}",
+            f"base URL {at}/v1 for OpenAI's protocol, {at} for Anthropic's; "
+            f"{'models' if len(clients) > 1 else 'model'} {', '.join(clients)}",
             f"a page to chat: {at}/",
         )
         try:
             server.run(sockets=[listener])
         finally:
             requests.abandon()  # where a second Ctrl-C left sessions open
+
+
+def _clients(options: argparse.Namespace) -> dict[str, Client]:
+    """Return who asks for each model, by the model's name in requests; InputError where an option
+    is of one model alone and the provider has several.
+    """
+    from spu_llm.api.client import Client
+    from spu_llm.service.first_contact import model_names
+
+    provider = provider_of(options)
+    server = provider.server
+    if server is None or server.served_model:
+        name = "" if server is None else server.served_model
+        return {options.name or name or UNNAMED: Client(provider)}
+    names = model_names(server)
+    if len(names) < 2:
+        return {options.name or next(iter(names), UNNAMED): Client(provider)}
+    for one, value in (("--name", options.name), ("--draft-model", options.draft_model)):
+        if value is not None:
+            raise InputError(
+                f"{one} is of one model, but the provider serves {', '.join(names)}; choose by "
+                "--served-model, or leave it out"
+            )
+    return {
+        name: Client(replace(provider, server=replace(server, served_model=name))) for name in names
+    }
 
 
 def _ahead(options: argparse.Namespace) -> Ahead | None:

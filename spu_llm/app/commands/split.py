@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from spu_llm.app.options import (
 )
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import say, show, show_table, tell
+from spu_llm.core.errors import InputError
 from spu_llm.systems.split.modes import PLAIN
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ def add_command(commands: Any) -> None:
     split_options.add_generate(roles, _generate)
     split_options.add_prepare(roles, _prepare)
     split_options.add_tune(roles, _tune)
+    split_options.add_bounds(roles, _bounds)
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -127,6 +131,54 @@ def _tune(options: argparse.Namespace) -> None:
     tell(*learned_lines(tuned.learned))
     loss = "" if tuned.loss is None else f", loss {tuned.loss:.3f}"
     show(f"{tuned.secrets}: {tuned.rounds} rounds{loss}")
+
+
+def _bounds(options: argparse.Namespace) -> None:
+    """Print the bounds, as stated and as they hold; write them to `--json`."""
+    from models.hf import load_config
+    from spu_llm.systems.split.bounds import bounds
+
+    vocab = options.vocab_size
+    if vocab is None:
+        vocab = load_config(options.model or shipped("private")).vocab_size
+    prior = 1 / vocab if options.prior is None and vocab > 0 else options.prior
+    asked = {
+        "vocab": (vocab, 2, 10_000_000),
+        "epsilon": (options.epsilon, 0.0, 700.0),
+        "tokens": (options.tokens, 1, 100_000),
+        "share": (options.share, 1e-6, 1.0),
+        "advantage": (options.advantage, 0.0, 1.0),
+        "prior": (prior, 1e-12, 1 - 1e-12),
+    }
+    for name, (value, least, most) in asked.items():
+        if not least <= value <= most:
+            option = "vocab-size" if name == "vocab" else name
+            raise InputError(f"--{option} must be {least:g} to {most:g}, found {value:g}")
+    check_output(options.json)
+    asked_for = {name: value for name, (value, _, _) in asked.items()}
+    said = bounds(**asked_for)
+    least, most = said.token_stated
+    rows = [
+        ("", "as stated", "as it holds"),
+        ("a token, seen through its row (Theorem 3)", f"{most:.5f}", f"{said.token_holds:.5f}"),
+        ("... at least", f"{least:.2e}", ""),
+        ("the prompt (Proposition 1, Eq. 4)", said.prompt_stated, said.prompt_holds),
+        ("... neighbours known (Theorem 4, Eq. 5)", said.neighbours_stated, said.neighbours_hold),
+        ("... however guesses depend on each other", "", said.any_guesses),
+    ]
+    for row in rows:
+        name, stated, holds = (_chance(x) if isinstance(x, float) else x for x in row)
+        show(f"{name:<42} {stated:>12} {holds:>12}".rstrip())
+    finite = {
+        name: None if value == -math.inf else value
+        for name, value in dataclasses.asdict(said).items()
+    }
+    write_json(options.json, asked_for | {"bounds": finite})
+
+
+def _chance(log10: float) -> str:
+    """Return a chance by its log10."""
+    return "0" if log10 == -math.inf else f"10^{round(log10, 2) + 0.0:.2f}"
 
 
 def _client(options: argparse.Namespace) -> SplitClient:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from spu_llm.systems.watermark.keys import KeyFile
 
 NGRAM, CANDIDATES, CHUNK, NEW_TOKENS = 4, 16, 1, 128
+_MOST_TOKENS = 1_000_000
 _ABOUT = (
     "A watermark for anything that samples text (Bahri et al., A Watermark for Black-Box Language "
     "Models): of several candidates for the next few tokens a secret key chooses one, and the text "
@@ -35,6 +38,7 @@ def add_command(commands: Any) -> None:
     _add_keygen(parts)
     _add_embed(parts)
     _add_detect(parts)
+    _add_power(parts)
 
 
 def _add_keygen(parts: Any) -> None:
@@ -196,6 +200,51 @@ def _add_detect(parts: Any) -> None:
     detect.add_argument("--html", type=Path, metavar="FILE", help="write the text, highlighted")
     _debug(detect)
     detect.set_defaults(run=_detect)
+
+
+def _add_power(parts: Any) -> None:
+    power = parts.add_parser(
+        "power",
+        help="how much text a mark takes to be found, by the paper's theorems",
+        description="What is proved of texts in which no n-gram comes twice and no two candidates "
+        "are alike: AUC by Theorem 4.2 (uniform numbers, one token a candidate), true positives of "
+        "the likelihood ratio by Theorem 4.4 (gamma numbers), AUC of the sum of normal numbers. "
+        "Text that repeats itself, or has few continuations, stays below.",
+    )
+    power.add_argument(
+        "--tokens",
+        type=int,
+        action="append",
+        metavar="T",
+        help="of the text; may be given again, for a row each (default: 50, 100, 200, 400)",
+    )
+    power.add_argument(
+        "--candidates", type=int, default=CANDIDATES, metavar="M", help="default: %(default)s"
+    )
+    power.add_argument(
+        "--chunk",
+        type=int,
+        default=CHUNK,
+        metavar="K",
+        help="tokens of a candidate (default: %(default)s)",
+    )
+    power.add_argument(
+        "--alpha",
+        type=float,
+        default=0.01,
+        metavar="A",
+        help="false positives of the likelihood ratio (default: %(default)s)",
+    )
+    power.add_argument(
+        "--entropy",
+        type=float,
+        metavar="H",
+        help="of the candidates at a place, in the mean, in nats: Theorem 4.2's alpha (default: "
+        "log M, as if no two were ever alike)",
+    )
+    power.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    _debug(power)
+    power.set_defaults(run=_power)
 
 
 def _add_provider_options(detect: argparse.ArgumentParser) -> None:
@@ -390,6 +439,44 @@ def _check_unused(options: argparse.Namespace) -> None:
         raise InputError(
             "--session, --draft-model and --references are for a provider's key; leave them out"
         )
+
+
+def _power(options: argparse.Namespace) -> None:
+    """Print what the theorems say, a row for each length; write it to `--json`."""
+    from spu_llm.systems.watermark.theory import power
+
+    tokens, m, k = options.tokens or [50, 100, 200, 400], options.candidates, options.chunk
+    if not all(1 <= one <= _MOST_TOKENS for one in tokens):
+        raise InputError(f"--tokens must be 1 to {_MOST_TOKENS}")
+    if not 2 <= m <= _MOST_TOKENS:
+        raise InputError(f"--candidates must be 2 to {_MOST_TOKENS}, found {m}; one marks nothing")
+    if not 1 <= k <= min(tokens):
+        raise InputError(f"--chunk must be 1 to the fewest --tokens, {min(tokens)}, found {k}")
+    if not 0 < options.alpha < 1:
+        raise InputError(f"--alpha must be between 0 and 1, found {options.alpha:g}")
+    if options.entropy is not None and not 0 < options.entropy <= math.log(m):
+        raise InputError(
+            f"--entropy must be above 0 and log {m} = {math.log(m):.4g} at most, "
+            f"found {options.entropy:g}"
+        )
+    check_output(options.json)
+    rows = [power(one, k, m, options.alpha, options.entropy) for one in tokens]
+    show("tokens  AUC at least  true positives  AUC, normal numbers")
+    for row in rows:
+        least = "–" if row.auc_at_least is None else f"{row.auc_at_least:.4f}"
+        share = f"{100 * row.true_positives:.2f} %"
+        show(f"{row.tokens:6d}  {least:>12}  {share:>14}  {row.normal_auc:19.4f}")
+    show(f"{m} candidates of {k} tokens; true positives at {100 * options.alpha:g} % false ones")
+    write_json(
+        options.json,
+        {
+            "candidates": m,
+            "chunk": k,
+            "alpha": options.alpha,
+            "entropy": options.entropy,
+            "rows": [asdict(row) for row in rows],
+        },
+    )
 
 
 def _text(path: Path) -> str:

@@ -5,7 +5,6 @@ const at = (id) => document.getElementById(id);
 const chat = []; // messages, as the protocol has them
 const STOP_MS = 20000; // for a step to end, and the answer with it
 let asking = null; // the request under way: what aborts it, its name, and whether it is to stop
-let model = "private";
 
 function element(name, kind, text) {
   const made = document.createElement(name);
@@ -85,7 +84,7 @@ async function answer() {
       headers: { "content-type": "application/json", ...headers() },
       signal: asking.abort.signal,
       body: JSON.stringify({
-        model,
+        model: at("model").value,
         messages: chat,
         stream: true,
         stream_options: { include_usage: true },
@@ -159,10 +158,18 @@ function settle() {
   for (const id of ["retry", "clear", "export"]) at(id).disabled = busy || chat.length === 0;
 }
 
+function offer(models) {
+  const select = at("model");
+  if (models.length && models.join() !== Array.from(select.options, (one) => one.value).join()) {
+    select.replaceChildren(...models.map((name) => new Option(name)));
+    at("models").hidden = models.length < 2;
+  }
+}
+
 async function look() {
   try {
     const health = await (await fetch("/health", { headers: headers() })).json();
-    if (health.model) model = health.model;
+    offer(health.models || []);
     const ready = (health.ready || []).filter((one) => one.prompt_tokens);
     const best = ready.reduce((a, b) => (b.answer_tokens_at_least > a.answer_tokens_at_least ? b : a), ready[0]);
     const lacking = (health.ready || []).reduce((sum, one) => sum + one.batches_lacking, 0);

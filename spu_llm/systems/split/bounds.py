@@ -29,8 +29,43 @@ whose tokens share one codebook: equal tokens have equal rows, which no bound of
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from scipy.special import bdtrc, gammaln, logsumexp
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """All of them for one prompt. `stated`: as in the paper, `holds`: what is true in their place;
+    the chances that a share of the tokens is read have their log10 here.
+    """
+
+    token_stated: tuple[float, float]
+    token_holds: float
+    prompt_stated: float
+    prompt_holds: float
+    neighbours_stated: float
+    neighbours_hold: float
+    any_guesses: float
+
+
+def bounds(
+    vocab: int, epsilon: float, tokens: int, share: float, advantage: float, prior: float
+) -> Bounds:
+    """Return the bounds of a prompt of `tokens`, of which a `share` counts as reading it; `prior`
+    is the chance of each before anything is seen, `advantage` what neighbours add to a guess.
+    """
+    chance = posterior(prior, epsilon)
+    known = min(1.0, chance + advantage)
+    return Bounds(
+        token_bounds(vocab, epsilon),
+        chance,
+        log10_eq4(vocab, epsilon, tokens, share),
+        log10_tail(chance, tokens, share),
+        log10_eq5(vocab, epsilon, tokens, share, advantage),
+        log10_tail(known, tokens, share),
+        math.log10(any_tail(known, share)),
+    )
 
 
 def token_bounds(vocab: int, epsilon: float) -> tuple[float, float]:

@@ -5,8 +5,40 @@ and the approximation for normal draws.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from scipy import special
+
+
+@dataclass(frozen=True)
+class Power:
+    """What the theorems say of a text of `tokens` tokens, no n-gram of which comes twice.
+
+    auc_at_least: Theorem 4.2's bound, of uniform numbers and candidates of one token; None of
+    longer ones. true_positives: of the likelihood ratio of gamma numbers (Theorem 4.4), which calls
+    marked what has `-sum R` of `threshold` at most. normal_auc: of the sum of normal numbers.
+    """
+
+    tokens: int
+    auc_at_least: float | None
+    true_positives: float
+    threshold: float
+    normal_auc: float
+
+
+def power(
+    tokens: int, k: int, m: int, false_positives: float, entropy: float | None = None
+) -> Power:
+    """Return what m candidates of k tokens give. entropy: Theorem 4.2's alpha, in nats; log m, the
+    most that it can be, where it is left out.
+    """
+    return Power(
+        tokens,
+        auc_bound(tokens, m, entropy) if k == 1 else None,
+        gamma_power(false_positives, tokens, k, m),
+        gamma_threshold(false_positives, tokens, k, m)[0],
+        normal_auc(tokens, k, m),
+    )
 
 
 def selection_slope(m: int) -> float:
