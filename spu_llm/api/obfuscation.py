@@ -1,7 +1,11 @@
-"""Prompts of vault mode as they go out: the user's with its spans, and fake prompts beside it."""
+"""Prompts as they go out, to a vault or to any endpoint: the user's with its spans, and fake
+prompts beside it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from spu_llm.systems.confidential import published, spans, taggers
 from spu_llm.systems.confidential.book import Book
 from spu_llm.systems.confidential.obfuscation import Limits, Public
 from spu_llm.systems.confidential.spans import Prompt
+from spu_llm.systems.watermark.endpoint import HttpSampler
 from spu_llm.vault.told import digest_of
 
 
@@ -53,6 +58,58 @@ class Outgoing:
             return []
         words = f"{len(self.rows)} prompts, one of them the user's; {self.facts['says']}"
         return [words, "all text outside of <redacted> spans; how long each is, which are equal"]
+
+
+@dataclass(frozen=True)
+class AmongFakes:
+    """Texts of prompts in the order in which all of them are to be sent."""
+
+    prompts: list[str]
+    own: int  # which of them is the user's
+    learned: list[str]  # by whoever reads all of them
+    facts: dict[str, Any]
+
+
+def among_fakes(prompt: str, options: ObfuscationOptions = ObfuscationOptions()) -> AmongFakes:
+    """Return a prompt with <redacted> spans among fakes, for any model. What is sent must not
+    depend on which one is the user's: send all, in this order, with the same settings.
+
+    InputError where nothing is redacted, or nothing may be sent.
+    """
+    words = Tokenizer.load(options.draft_model or shipped("public"))
+    marked = marked_prompt(prompt, options, words)
+    if not marked.targets:
+        raise InputError(
+            "nothing in the prompt is <redacted>, so all of it would be read; mark what to hide, "
+            "or give --redact"
+        )
+    out = outgoing(marked, options, words)
+    prompts = [words.decode(row) for row in out.rows]
+    if len(set(prompts)) < len(prompts) or prompts[out.own] != marked.marked.text:
+        raise InputError("fakes are no texts of their own; give another --draft-model")
+    return AmongFakes(prompts, out.own, out.learned(), out.facts)
+
+
+def answered(
+    among: AmongFakes,
+    url: str,
+    model: str,
+    max_new_tokens: int,
+    temperature: float,
+    on_answer: Callable[[int], None] = lambda done: None,
+) -> list[str]:
+    """Return what the completion endpoint at `url` (.../v1/completions) says to each prompt, asked
+    one after another. on_answer: gets how many are answered. PeerError when the endpoint does not;
+    what was sent until then goes out again only with the same fakes where options had `secrets`.
+    """
+    with closing(HttpSampler(url, model, temperature)) as endpoint:
+        texts = []
+        for prompt in among.prompts:
+            (drawn,) = endpoint.sample(prompt, 1, max_new_tokens)
+            assert isinstance(drawn.content, str)
+            texts.append(drawn.content)
+            on_answer(len(texts))
+    return texts
 
 
 def marked_prompt(text: str, options: ObfuscationOptions, tokenizer: Tokenizer) -> Prompt:

@@ -19,6 +19,7 @@ TAKES = {
     "vault": ["vault", "generate", "--vault", "h:1"],
     "split": ["split", "generate", "--mode", "plain", "--server", "h:1"],
     "split prepare": ["split", "prepare", "--mode", "mpc", "--server", "h:1", "--pool", "pool"],
+    "obfuscate": ["obfuscate"],
     "watermark": ["watermark", "embed", "--key", "key"],
 }
 

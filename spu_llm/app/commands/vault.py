@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spu_llm.api.defaults import PROMPT
-from spu_llm.app import reloading
+from spu_llm.app import reloading, span_options
 from spu_llm.app.options import add_prompt, address, given
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import say, show, tell
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from spu_llm.vault.told import Place
 
 LANES = 64
-FAKES, FEWEST, ETA, EPSILON = 8, 4, 0.5, 1 / 32
-_PUBLISHED = ("printed", "program")
 
 _ABOUT = (
     "Vault mode (Gim, Li, Zhong: Confidential Prompting). A vault is a process that the user "
@@ -32,6 +30,15 @@ _ABOUT = (
     "which pass through it at every prefill. NOT protected from the owner's engine: all generated "
     "text; and by its answers, the prompt itself ('spu-llm attack' finds it). For a prompt that "
     "nobody else may learn use 'spu-llm generate'."
+)
+_SPANS = (
+    "A prompt may mark what stays with the vault, <confidential>...</confidential> (by default all "
+    "of it), and in that what not even the engine's computing is to give away, "
+    "<redacted>...</redacted>: fake prompts go out beside it, with other text there."
+)
+_PUBLISHED = (
+    "make fakes as the paper prints it, or as its authors' program does, share their keys and "
+    "values, and give the engine those of all public text: broken, for study ('spu-llm attack')"
 )
 
 
@@ -87,7 +94,9 @@ def add_command(commands: Any) -> None:
         help="directory with the model's tokenizer (default: the shipped one)",
     )
     generate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    _add_spans(generate)
+    spans = generate.add_argument_group("spans", _SPANS)
+    span_options.add_options(spans)
+    span_options.add_as_published(spans, _PUBLISHED)
     _identity(generate, "--trust", "the vault")
     _common(generate)
     generate.set_defaults(run=_generate)
@@ -199,69 +208,3 @@ def _generate(options: argparse.Namespace) -> None:
     )
     tell(*learned_lines(made.learned), figures)
     write_json(options.json, made.to_json())
-
-
-def _add_spans(parser: Any) -> None:
-    group = parser.add_argument_group(
-        "spans",
-        "A prompt may mark what stays with the vault, <confidential>...</confidential> (by default "
-        "all of it), and in that what not even the engine's computing is to give away, "
-        "<redacted>...</redacted>: fake prompts go out beside it, with other text there.",
-    )
-    group.add_argument(
-        "--redact",
-        choices=("patterns", "presidio"),
-        help="find what to redact in a prompt without tags",
-    )
-    group.add_argument(
-        "--fakes",
-        type=int,
-        default=FAKES,
-        metavar="N",
-        help="fake prompts at most (default: %(default)s)",
-    )
-    group.add_argument(
-        "--min-fakes",
-        type=int,
-        default=FEWEST,
-        metavar="N",
-        help="send nothing with fewer (default: %(default)s)",
-    )
-    group.add_argument(
-        "--eta",
-        type=float,
-        default=ETA,
-        metavar="E",
-        help="how even fakes are: among N of them a guess reaches 1 / (1 + N e^-E) "
-        "at most, if prompts are distributed as the public model says, and this one "
-        "is tried once (default: %(default)s)",
-    )
-    group.add_argument(
-        "--secrets",
-        type=Path,
-        metavar="DIR",
-        help="a folder that keeps account of what was redacted before; without "
-        "one, repeating a secret gives it away by and by",
-    )
-    group.add_argument(
-        "--draft-model",
-        type=Path,
-        metavar="DIR",
-        help="public model that makes fakes (default: the shipped one)",
-    )
-    group.add_argument(
-        "--as-published",
-        nargs="?",
-        const="printed",
-        choices=_PUBLISHED,
-        help="make fakes as the paper prints it, or as its authors' program does, "
-        "share their keys and values, and give the engine those of all public "
-        "text: broken, for study ('spu-llm attack')",
-    )
-    group.add_argument(
-        "--epsilon",
-        type=float,
-        default=EPSILON,
-        metavar="E",
-        help="with --as-published (default: %(default)s)",
-    )

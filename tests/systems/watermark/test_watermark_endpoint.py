@@ -22,8 +22,8 @@ from spu_llm.systems.watermark.history import HistoryFile
 from spu_llm.systems.watermark.keys import Scheme, write_key
 from spu_llm.systems.watermark.sampler import Drawn
 from spu_llm.systems.watermark.units import WordUnits
+from tests.kit.endpoints import Body, Reply, choices, refused, serving
 from tests.systems.watermark.chains import key_of
-from tests.systems.watermark.endpoints import Body, Reply, choices, refused, serving
 
 WORDS = " the cat sat on a mat and slept until rain came down".split()
 
