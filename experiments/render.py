@@ -27,6 +27,7 @@ from experiments.confidential import report as confidential_report
 from experiments.dp_text import report as dp_text_report
 from experiments.fidelity import answers, logits
 from experiments.fidelity import pieces as fidelity
+from experiments.gateway import chatting
 from experiments.gateway import report as gateway_report
 from experiments.split import report as noir_report
 from experiments.split import runs as split_runs
@@ -212,6 +213,7 @@ TABLES: dict[str, Tables] = {
     "connection": printed("connection", connection.table),
     "gateway_load": single("gateway_load", gateway_report.load_in_results),
     "gateway_turns": single("gateway_turns", gateway_report.load_in_results),
+    "gateway_chat": printed("gateway_chat", chatting.table),
     "gateway_faults": printed("gateway_faults", gateway_report.faults_table),
     "confidential": single("confidential", confidential_report.in_results),
     "obfuscation": printed("obfuscation", obfuscation.table),

@@ -94,6 +94,13 @@ def networks(text: str) -> list[str]:
     return names
 
 
+def network(text: str) -> str:
+    """Parse the value of an option: the name of one emulated network."""
+    if len(names := networks(text)) > 1:
+        raise argparse.ArgumentTypeError(f"expected one network, found {text!r}")
+    return names[0]
+
+
 def private_model(options: argparse.Namespace) -> Path:
     """Return the private model that the options name, or the shipped one."""
     return options.model or shipped("private")

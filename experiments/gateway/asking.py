@@ -39,19 +39,16 @@ def ask(
     stream: bool,
     on_text: Callable[[], None] = lambda: None,
     model: str = "private",
+    temperature: float | None = 0.0,
 ) -> Reply:
-    """Ask for the likeliest answer to a chat, and wait for its end. `on_text`: called when the
-    first text of a stream is there.
+    """Ask for the answer to a chat, by default the likeliest one, and wait for its end. `on_text`:
+    called when the first text of a stream is there. `temperature`: None: the gateway's own.
     """
     reply = Reply(begun_s=time.monotonic())
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=MOST_S)
-    body = {
-        "model": model,
-        "messages": list(messages),
-        "max_tokens": tokens,
-        "temperature": 0,
-        "stream": stream,
-    }
+    body = {"model": model, "messages": list(messages), "max_tokens": tokens, "stream": stream}
+    if temperature is not None:
+        body["temperature"] = temperature
     if stream:
         body["stream_options"] = {"include_usage": True}
     try:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from models.text_format import TextFormat
 from spu_llm.core.errors import SpuLlmError
 from spu_llm.service.supervisor import python_command
 
@@ -29,7 +30,9 @@ _ON_DISK = (
 
 
 def with_template(model: Path, folder: Path) -> Path:
-    """Copy a model to a folder, as one that chats; return the copy."""
+    """Return a model that chats: the given one, or a copy of it in the folder with TEMPLATE."""
+    if TextFormat.of_model(model).template is not None:
+        return model
     copy = folder / "model"
     shutil.copytree(model, copy)
     path = copy / "tokenizer_config.json"

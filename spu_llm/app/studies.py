@@ -90,6 +90,10 @@ STUDIES = {
         "experiments.gateway.study",
         "the HTTP gateway under load and under faults",
     ),
+    "experiment gateway-chat": (
+        "experiments.gateway.chatting",
+        "a chat through the gateway, with its material made before and not",
+    ),
     "experiment latency": (
         "experiments.completions.latency",
         "latency against input length, by kind of layer",

@@ -1,0 +1,78 @@
+"""The study of chats through the gateway: its table, its criterion, two turns of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.gateway import chatting
+from experiments.gateway.chatting import ChatPlan
+from experiments.gateway.parties import with_template
+from spu_llm.app import cli
+from tests.kit.pair import Pair
+
+
+def row(turn: int, *, stocked: bool, first_text: float = 3.0, **more: Any) -> dict[str, Any]:
+    cost = {
+        "seconds": {"prefill": 2.0, "decode": 4.0, "offline": 0.5},
+        "bytes": {"online": 3_000_000, "offline": 50_000_000},
+    }
+    return {
+        "chat": 0,
+        "stocked": stocked,
+        "turn": turn,
+        "prepared": 20.0,
+        "how": "answered",
+        "message": "",
+        "first_text": first_text,
+        "seconds": 8.0,
+        "prompt_tokens": 30,
+        "cached_tokens": 10,
+        "tokens": 16,
+        "cost": cost,
+        **more,
+    }
+
+
+def test_a_table_has_each_turn_and_the_criterion() -> None:
+    rows = [row(turn, stocked=stocked) for turn in (0, 1) for stocked in (True, False)]
+    text = chatting.table({"rows": rows})
+    assert "| 1, 2 | ready | 10, 20, 16 | 3 | 2 | 1.50 | 4 | 0.5 | 8 | 2 | 3, 50 | 20 |" in text
+    assert "not stocked: first text, s: 3 (3 to 3); tokens a second: 2 (2 to 2)" in text
+    assert "2 at most: 1.50 (median of 2 turns; 1.50 at most): holds" in text
+    rows[0]["first_text"] = 4.5
+    assert "2.25 at most): does not hold" in chatting.table({"rows": rows})
+    rows[1]["first_text"] = 100.0  # not stocked
+    assert "2.25 at most): does not hold" in chatting.table({"rows": rows})
+
+
+def test_a_turn_without_an_answer_is_a_failure() -> None:
+    rows = [row(0, stocked=True), row(1, stocked=True, how="error", message="the peer has gone")]
+    assert chatting.failures({"rows": rows}) == ["chat 1, turn 2: error: the peer has gone"]
+    assert "1, 2" not in chatting.table({"rows": rows})
+
+
+@pytest.mark.parametrize(
+    "option", ["--chats 3", "--turns 6", "--answer-tokens 0", "--ahead-turn 8", "--network moon"]
+)
+def test_options_out_of_range(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["experiment", "gateway-chat", *option.split()])
+    assert end.value.code == 2 and "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_turn_waits_for_its_material_or_finds_it(pair: Pair, tmp_path: Path) -> None:
+    plan = ChatPlan(1, 2, 3, 96, "local")
+    model = with_template(pair.private, tmp_path)
+    kept: list[Any] = []
+    result = chatting.run(plan, model, tmp_path, lambda words: None, kept.append)
+    assert chatting.failures(json.loads(json.dumps(result))) == [] and len(kept) == 2
+    ready, made = ([r for r in result["rows"] if r["stocked"] == s] for s in (True, False))
+    assert len(ready) == len(made) == 2
+    waited = [sum(r["cost"]["seconds"]["offline"] for r in rows) for rows in (ready, made)]
+    assert waited[0] < waited[1] / 2
+    assert all(r["cached_tokens"] > 0 for r in (ready[1], made[1]))
