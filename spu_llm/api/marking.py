@@ -20,7 +20,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.systems.decoding.records import MARKED, RulesModule
 from spu_llm.systems.decoding.request import MAX_CANDIDATES
 from spu_llm.systems.watermark.history import History, HistoryFile, history_path, unpacked
-from spu_llm.systems.watermark.keys import Key, Scheme, read_keys, write_key
+from spu_llm.systems.watermark.keys import RIVALS, Key, Scheme, read_keys, write_key
 from spu_llm.systems.watermark.private_text import USED, Mark
 from spu_llm.systems.watermark.selecting import group_of
 
@@ -91,9 +91,10 @@ class KeyFiles:
             )
         first, several = paths[0], len(paths) > 1
         keys, scheme = read_keys(paths)
-        if scheme.method == "provider":
+        if scheme.method in ("provider", *RIVALS):
+            whose = "a provider's" if scheme.method == "provider" else f"{scheme.method}'s"
             raise InputError(
-                f"{first} is a provider's; make a key with spu-llm watermark keygen "
+                f"{first} is {whose}; make a key with spu-llm watermark keygen "
                 "--race --tokenizer DIR"
             )
         if scheme.method == "race":

@@ -15,12 +15,14 @@ from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling
 from spu_llm.api.defaults import shipped
 from spu_llm.core.errors import InputError
+from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.embedding import Embedder, Made
 from spu_llm.systems.watermark.endpoint import HttpSampler
 from spu_llm.systems.watermark.history import History, HistoryFile, history_path
-from spu_llm.systems.watermark.keys import Key, Scheme, read_keys
+from spu_llm.systems.watermark.keys import RIVALS, Key, Scheme, read_keys
 from spu_llm.systems.watermark.model_sampler import ModelSampler
 from spu_llm.systems.watermark.race_marks import MarkedNoise, race_text
+from spu_llm.systems.watermark.rivals import check_delta, marked_text, next_token
 from spu_llm.systems.watermark.sampler import CommandSampler, Sampler
 from spu_llm.systems.watermark.units import units_of
 
@@ -41,6 +43,7 @@ class EmbedOptions:
     candidates: int = 16  # for a chunk and key; 0: every token, of a model run here
     chunk: int = 1  # tokens of a candidate
     spread: bool = False  # candidates of a model run here share their draws
+    delta: float | None = None  # of a key of Kirchenbauer's scheme; the paper's by default
     temperature: float = 1.0  # of a model run here or an endpoint
     stop: Sequence[str] = ()
     no_history: bool = False  # an n-gram marks whenever it comes, as published
@@ -99,15 +102,17 @@ class Embedding:
             raise InputError(
                 "a provider's key marks what serve --mark gives; embed takes another one"
             )
+        delta = check_delta(options.delta, scheme)
+        no_history = options.no_history or scheme.method in RIVALS
         with ExitStack() as kept:
             histories = tuple(
                 History(False)
-                if options.no_history
+                if no_history
                 else kept.enter_context(HistoryFile(history_path(path), key))
                 for path, key in zip(self.key_files, keys, strict=True)
             )
             if options.program is None and options.endpoint is None:
-                return self._by_model(keys, scheme, histories, on_progress)
+                return self._by_model(keys, scheme, histories, delta, on_progress)
             return self._from_outside(keys, scheme, histories, on_progress)
 
     def _by_model(
@@ -115,6 +120,7 @@ class Embedding:
         keys: tuple[Key, ...],
         scheme: Scheme,
         histories: tuple[History, ...],
+        delta: float,
         on_progress: OnWords,
     ) -> MarkedText:
         options = self.options
@@ -149,11 +155,17 @@ class Embedding:
             )
             return self.so_far()
         if len(keys) > 1 or options.stop:
-            raise InputError("a key of --race marks alone, and without --stop")
-        noise = MarkedNoise(keys[0], scheme.ngram, config.vocab_size, histories[0])
+            raise InputError(f"a key of the method {scheme.method} marks alone, and without --stop")
         on_progress("writing")
-        tokens, ended = race_text(sampler.distribution, noise, prompt, count, tokenizer.eos_ids)
-        noise.finish(tokens)
+        if scheme.method in RIVALS:
+            token = next_token(keys[0], scheme, config.vocab_size, delta, Prg.from_os())
+            tokens, ended = marked_text(
+                sampler.distribution, token, prompt, count, tokenizer.eos_ids
+            )
+        else:
+            noise = MarkedNoise(keys[0], scheme.ngram, config.vocab_size, histories[0])
+            tokens, ended = race_text(sampler.distribution, noise, prompt, count, tokenizer.eos_ids)
+            noise.finish(tokens)
         return MarkedText(tokenizer.decode(tokens), "eos" if ended else "length", list(tokens))
 
     def _from_outside(
@@ -164,7 +176,10 @@ class Embedding:
         on_progress: OnWords,
     ) -> MarkedText:
         if scheme.method != "candidates":
-            raise InputError("a key of --race marks what a model run here writes; leave it out")
+            raise InputError(
+                f"a key of the method {scheme.method} marks what a model run here writes; give "
+                "--model, or leave --command and --endpoint out"
+            )
         tokenizer = tokenizer_of(scheme, self.options.tokenizer)
         made = Made("")
         self.so_far = lambda: _marked(made)

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.api.defaults import PROMPT
-from spu_llm.app.options import add_prompt, add_stop, given
+from spu_llm.app import mark_options
+from spu_llm.app.options import given
 from spu_llm.app.output import check_output, write_json, write_page
 from spu_llm.app.printing import Generated, say, show, show_table
 from spu_llm.core.errors import InputError, PeerError
@@ -20,283 +20,18 @@ if TYPE_CHECKING:
     from spu_llm.api.watermarking import MarkedText
     from spu_llm.systems.watermark.keys import KeyFile
 
-NGRAM, CANDIDATES, CHUNK, NEW_TOKENS = 4, 16, 1, 128
 _MOST_TOKENS = 1_000_000
-_ABOUT = (
-    "A watermark for anything that samples text (Bahri et al., A Watermark for Black-Box Language "
-    "Models): of several candidates for the next few tokens a secret key chooses one, and the text "
-    "has the distribution that it has without. Whoever has the key finds the mark in the text "
-    "alone."
-)
 
 
 def add_command(commands: Any) -> None:
     mark = commands.add_parser(
-        "watermark", help="mark generated text, and find marks", description=_ABOUT
+        "watermark", help="mark generated text, and find marks", description=mark_options.ABOUT
     )
     parts = mark.add_subparsers(dest="part", required=True, parser_class=type(mark))
-    _add_keygen(parts)
-    _add_embed(parts)
-    _add_detect(parts)
-    _add_power(parts)
-
-
-def _add_keygen(parts: Any) -> None:
-    keygen = parts.add_parser(
-        "keygen",
-        help="make a key",
-        description="Makes FILE, readable by you alone: a key, and what it marks by. Who has it "
-        "can find the mark, and can put it on any text.",
-    )
-    keygen.add_argument("--out", type=Path, required=True, metavar="FILE")
-    keygen.add_argument(
-        "--ngram",
-        type=int,
-        default=NGRAM,
-        metavar="N",
-        help="units of text that a mark hangs on: fewer outlast more changes, and "
-        "come again sooner (default: %(default)s)",
-    )
-    keygen.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="DIR",
-        help="units are this model's tokens (default: words, whatever writes them)",
-    )
-    keygen.add_argument(
-        "--race",
-        action="store_true",
-        help="no candidates: the noise of a race, of a model whose distribution is "
-        "known; needs --tokenizer",
-    )
-    keygen.add_argument(
-        "--provider",
-        action="store_true",
-        help="for serve --mark: the noise of a session's places, whatever its "
-        "client does; needs --tokenizer, the model's",
-    )
-    keygen.add_argument(
-        "--family",
-        default="uniform",
-        metavar="F",
-        help="distribution of the numbers: uniform, normal, chi2, gamma (default: %(default)s)",
-    )
-    keygen.add_argument(
-        "--gamma-k", type=int, default=1, metavar="K", help="of gamma: the length of chunks"
-    )
-    _debug(keygen)
-    keygen.set_defaults(run=_keygen)
-
-
-def _add_embed(parts: Any) -> None:
-    embed = parts.add_parser(
-        "embed", help="write marked text", description=_ABOUT + " The text goes to stdout."
-    )
-    _key_option(embed, "several keys mark one inside the other, with M^t candidates")
-    source = embed.add_mutually_exclusive_group()
-    source.add_argument(
-        "--model",
-        type=Path,
-        metavar="DIR",
-        help="model directory, run here (default: the shipped private one)",
-    )
-    source.add_argument(
-        "--command",
-        dest="program",
-        metavar="CMD",
-        help='reads lines {"prefix", "n", "max_tokens"}, writes lines '
-        '{"sequences": [{"text", "ended"}, ...]}',
-    )
-    source.add_argument(
-        "--endpoint",
-        metavar="URL",
-        help="a completion endpoint, .../v1/completions; SPU_LLM_API_KEY may hold its key",
-    )
-    embed.add_argument("--endpoint-model", default="", metavar="NAME")
-    add_prompt(embed, PROMPT)
-    embed.add_argument(
-        "--max-new-tokens", type=int, default=NEW_TOKENS, metavar="N", help="default: %(default)s"
-    )
-    embed.add_argument(
-        "--candidates",
-        type=int,
-        default=CANDIDATES,
-        metavar="M",
-        help="for a chunk and key; 0: every token, of a model run here (default: %(default)s)",
-    )
-    embed.add_argument(
-        "--chunk",
-        type=int,
-        default=CHUNK,
-        metavar="K",
-        help="tokens of a candidate (default: %(default)s)",
-    )
-    embed.add_argument(
-        "--spread",
-        action="store_true",
-        help="candidates of a model run here share their draws, so that fewer are "
-        "alike: a stronger mark with --chunk 1, the same distribution of texts",
-    )
-    embed.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="T",
-        help="of a model run here or an endpoint (default: %(default)s)",
-    )
-    add_stop(embed)
-    embed.add_argument(
-        "--no-history",
-        action="store_true",
-        help="an n-gram marks whenever it comes, as published; without this, "
-        "KEYFILE.history keeps which ones were used, and they mark no further text, "
-        "so that all texts together look unmarked",
-    )
-    _tokenizer_option(embed)
-    embed.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    _debug(embed)
-    embed.set_defaults(run=_embed)
-
-
-def _add_detect(parts: Any) -> None:
-    detect = parts.add_parser(
-        "detect",
-        help="is a text marked, and where",
-        description="p is how often an unmarked text looks as much like a marked one, whatever its "
-        "length. Of a text that holds little of the marked one, the parts tell more than p.",
-    )
-    detect.add_argument("text", type=Path, metavar="TEXT", help="a file; -: standard input")
-    _key_option(detect, "several are tested, and joined")
-    detect.add_argument(
-        "--score",
-        metavar="S",
-        help="sum, fisher, lrt, the likelihood ratio for --candidates and "
-        "--chunk, or lrt-published (default: sum; fisher for a key of --race)",
-    )
-    detect.add_argument(
-        "--candidates", type=int, default=CANDIDATES, metavar="M", help="default: %(default)s"
-    )
-    detect.add_argument(
-        "--chunk", type=int, default=CHUNK, metavar="K", help="default: %(default)s"
-    )
-    detect.add_argument(
-        "--join",
-        type=float,
-        action="append",
-        default=[],
-        metavar="P",
-        help="p of this text by a key that somebody else holds; may be given again",
-    )
-    detect.add_argument(
-        "--alpha",
-        type=float,
-        default=1e-3,
-        metavar="A",
-        help="call marked what has p of this or less (default: %(default)s)",
-    )
-    _add_provider_options(detect)
-    _tokenizer_option(detect)
-    detect.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    detect.add_argument("--html", type=Path, metavar="FILE", help="write the text, highlighted")
-    _debug(detect)
-    detect.set_defaults(run=_detect)
-
-
-def _add_power(parts: Any) -> None:
-    power = parts.add_parser(
-        "power",
-        help="how much text a mark takes to be found, by the paper's theorems",
-        description="What is proved of texts in which no n-gram comes twice and no two candidates "
-        "are alike: AUC by Theorem 4.2 (uniform numbers, one token a candidate), true positives of "
-        "the likelihood ratio by Theorem 4.4 (gamma numbers), AUC of the sum of normal numbers. "
-        "Text that repeats itself, or has few continuations, stays below.",
-    )
-    power.add_argument(
-        "--tokens",
-        type=int,
-        action="append",
-        metavar="T",
-        help="of the text; may be given again, for a row each (default: 50, 100, 200, 400)",
-    )
-    power.add_argument(
-        "--candidates", type=int, default=CANDIDATES, metavar="M", help="default: %(default)s"
-    )
-    power.add_argument(
-        "--chunk",
-        type=int,
-        default=CHUNK,
-        metavar="K",
-        help="tokens of a candidate (default: %(default)s)",
-    )
-    power.add_argument(
-        "--alpha",
-        type=float,
-        default=0.01,
-        metavar="A",
-        help="false positives of the likelihood ratio (default: %(default)s)",
-    )
-    power.add_argument(
-        "--entropy",
-        type=float,
-        metavar="H",
-        help="of the candidates at a place, in the mean, in nats: Theorem 4.2's alpha (default: "
-        "log M, as if no two were ever alike)",
-    )
-    power.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    _debug(power)
-    power.set_defaults(run=_power)
-
-
-def _add_provider_options(detect: argparse.ArgumentParser) -> None:
-    """Add the options that `detect` takes for a provider's key."""
-    detect.add_argument(
-        "--session",
-        metavar="NONCE",
-        help="of a provider's key: only the session with this nonce, known "
-        "from elsewhere: p is too small for one that an earlier detect has named",
-    )
-    detect.add_argument(
-        "--draft-model",
-        type=Path,
-        metavar="DIR",
-        help="of a provider's key: the public model that clients draft with; what "
-        "it would have drafted says how the text was made: finds marks in "
-        "shorter texts, and about where they are; texts of a client that drafted "
-        "otherwise are found as without it",
-    )
-    detect.add_argument(
-        "--references",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of a provider's key: also compare with N sessions that never were: "
-        "a p by their rank times the sessions that there are (Bonferroni), so down "
-        "to sessions / (N + 1)",
-    )
-
-
-def _key_option(parser: Any, several: str) -> None:
-    parser.add_argument(
-        "--key",
-        type=Path,
-        action="append",
-        required=True,
-        metavar="FILE",
-        help=f"as keygen makes it; may be given again: {several}",
-    )
-
-
-def _tokenizer_option(parser: Any) -> None:
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="DIR",
-        help="of a key whose units are tokens (default: that of the model)",
-    )
-
-
-def _debug(parser: Any) -> None:
-    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    mark_options.add_keygen(parts, _keygen)
+    mark_options.add_embed(parts, _embed)
+    mark_options.add_detect(parts, _detect)
+    mark_options.add_power(parts, _power)
 
 
 def _keygen(options: argparse.Namespace) -> None:
@@ -306,9 +41,9 @@ def _keygen(options: argparse.Namespace) -> None:
 
     digest = Tokenizer.load(options.tokenizer).digest if options.tokenizer else ""
     units = "tokens" if options.tokenizer else "words"
-    if options.race and options.provider:
-        raise InputError("--race is a client's key, --provider a provider's; give one of them")
-    method = "race" if options.race else "provider" if options.provider else "candidates"
+    method = options.scheme or "candidates"
+    if options.race or options.provider:
+        method = "race" if options.race else "provider"
     family = Family(options.family, options.gamma_k)
     scheme = Scheme(options.ngram, family, units, method, digest)
     write_key(options.out, Key.from_os(), scheme)
@@ -368,6 +103,15 @@ def _detect(options: argparse.Namespace) -> None:
             raise InputError("a provider's key finds its texts alone; give no other one")
         _detect_provider(options, files[0], text)
         return
+    if any(file.scheme.method == "kuditipudi" for file in files):
+        if len(files) > 1 or options.join or options.score is not None:
+            raise InputError(
+                "a key of Kuditipudi's is tested alone; leave other keys, --join and --score out"
+            )
+        _detect_aligned(options, files[0], text)
+        return
+    if options.references:
+        raise InputError("--references are for a provider's or Kuditipudi's key; leave them out")
     _check_unused(options)
     units = [
         units_of(file.scheme.units, tokenizer_of(file.scheme, options.tokenizer)) for file in files
@@ -432,13 +176,43 @@ def _detect_provider(options: argparse.Namespace, file: KeyFile, text: str) -> N
         write_page(options.html, verdict.page(text))
 
 
+def _detect_aligned(options: argparse.Namespace, file: KeyFile, text: str) -> None:
+    """Align a text with the list of a Kuditipudi key: the verdict to stdout, and to `--json`."""
+    from spu_llm.api.watermarking import tokenizer_of
+    from spu_llm.app.progress import Progress
+    from spu_llm.core.prg import Prg
+    from spu_llm.systems.watermark.detecting import as_p, tokens_of
+    from spu_llm.systems.watermark.rivals import aligned_log_p
+    from spu_llm.systems.watermark.units import units_of
+
+    _check_unused(options)
+    if options.html is not None:
+        raise InputError("--html shows parts, and a key of Kuditipudi's finds none; leave it out")
+    if not 0 < options.alpha < 1:
+        raise InputError(f"--alpha must be between 0 and 1, found {options.alpha}")
+    enough = math.ceil(1 / options.alpha) - 1
+    references = options.references or enough
+    if 1 / (references + 1) > options.alpha:
+        raise InputError(
+            f"--references {references} reach no p of --alpha or less; give {enough} or more"
+        )
+    units = units_of(file.scheme.units, tokenizer_of(file.scheme, options.tokenizer))
+    tokens, progress = tokens_of(units.placed(text)), Progress()
+    try:
+        progress.stage("aligning")
+        log_p = aligned_log_p(file.key, tokens, references, Prg.from_os(), progress.update)
+    finally:
+        progress.close()
+    marked = log_p <= math.log(options.alpha)
+    show(f"{'marked' if marked else 'no mark found'}: p = {as_p(log_p)}")
+    verdict = {"marked": marked, "alpha": options.alpha, "p": as_p(log_p)}
+    write_json(options.json, {**verdict, "tokens": len(tokens), "references": references})
+
+
 def _check_unused(options: argparse.Namespace) -> None:
     """Raise InputError for options that another key than a provider's has no use for."""
-    unused = options.session, options.draft_model
-    if options.references or any(option is not None for option in unused):
-        raise InputError(
-            "--session, --draft-model and --references are for a provider's key; leave them out"
-        )
+    if options.session is not None or options.draft_model is not None:
+        raise InputError("--session and --draft-model are for a provider's key; leave them out")
 
 
 def _power(options: argparse.Namespace) -> None:

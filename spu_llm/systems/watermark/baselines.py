@@ -18,6 +18,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.cdfs import gamma, irwin_hall
 from spu_llm.systems.watermark.keys import Key
 from spu_llm.systems.watermark.race_marks import TINY, context_of, scored, uniforms
+from spu_llm.systems.watermark.scores import GREEN
 
 # ---- Aaronson 2023
 
@@ -80,7 +81,7 @@ class Kirchenbauer:
     vocab: int
     delta: float
     ngram: int = 4
-    gamma: float = 0.25
+    gamma: float = GREEN
 
     def logits(self, logits: np.ndarray, generated: Sequence[int]) -> np.ndarray:
         """Return the logits with delta added for green tokens, float64 [vocab]."""

@@ -28,6 +28,8 @@ from spu_llm.systems.watermark.units import Unit, Units, grams
 ALPHA = 1e-3
 SHORTEST = 8  # units of a window
 _LN10 = math.log(10)
+# Marks in the noise that a token is drawn by, from those before it, and their own scores.
+_OF_RACES = {"race": "fisher", "aaronson": "fisher", "kirchenbauer": "green"}
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,16 @@ def detect(
 
 
 def marks_of(file: KeyFile, placed: Sequence[Unit]) -> list[Marked]:
-    """Return the numbers of a text's units, each n-gram's where it stands first."""
+    """Return the numbers of a text's units, each n-gram's where it stands first; large where they
+    speak for a mark.
+    """
     values = [unit.value for unit in placed]
-    if file.scheme.method == "race":
-        tokens = [int.from_bytes(value, "little") for value in values]
-        numbers: Iterable[tuple[bytes, float]] = scored(file.key, tokens, file.scheme.ngram)
+    if file.scheme.method in _OF_RACES:
+        numbers: Iterable[tuple[bytes, float]] = scored(
+            file.key, tokens_of(placed), file.scheme.ngram
+        )
+        if file.scheme.method == "kirchenbauer":  # green are the tokens of small numbers
+            numbers = [(name, 1 - uniform) for name, uniform in numbers]
     else:
         numbers = (file.key.seed(gram) for gram in grams(values, file.scheme.ngram))
     marks, seen = [], set()
@@ -118,6 +125,11 @@ def marks_of(file: KeyFile, placed: Sequence[Unit]) -> list[Marked]:
         marks.append(Marked(unit.start, unit.end, None if name in seen else uniform))
         seen.add(name)
     return marks
+
+
+def tokens_of(placed: Sequence[Unit]) -> list[int]:
+    """Return the tokens that a text's units are."""
+    return [int.from_bytes(unit.value, "little") for unit in placed]
 
 
 def uniforms(marks: Sequence[Marked]) -> np.ndarray:
@@ -135,7 +147,7 @@ def _of_key(
 ) -> OfKey:
     numbers = uniforms(marks)
     # The winner of a race is drawn by a number near 1, which Fisher's score sees best.
-    score = score or ("fisher" if file.scheme.method == "race" else "sum")
+    score = score or _OF_RACES.get(file.scheme.method, "sum")
     whole = log_p(numbers, file.scheme.family, score, m, k)
     if not locate:
         return OfKey(len(numbers), whole, marks)

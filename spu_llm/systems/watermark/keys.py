@@ -25,7 +25,8 @@ from spu_llm.systems.watermark.cdfs import Family
 FORMAT = 1
 MAX_NGRAM = 32
 UNITS = ("tokens", "words")
-METHODS = ("candidates", "race", "provider")
+RIVALS = ("aaronson", "kirchenbauer", "kuditipudi")
+METHODS = ("candidates", "race", "provider", *RIVALS)
 _HALF = 8  # bytes: of a digest's number, and of its name
 
 
@@ -41,7 +42,8 @@ class Scheme:
     """What detection has to know beside the key. `method`: `candidates`, the black-box watermark,
     whose n-grams end with the unit they mark; `race`, noise from the n - 1 tokens before it
     (`race_marks`); `provider`, noise of a place in a session, whatever text stands there
-    (`sessions`). `tokenizer`: its digest, where units are tokens.
+    (`sessions`); those of RIVALS, what the paper compares with (`baselines`). `tokenizer`: its
+    digest, where units are tokens.
     """
 
     ngram: int = 4

@@ -6,6 +6,7 @@ independent draws of F, so that every score has a known distribution for every l
     sum      F_W(sum R): large where it is marked
     fisher   -2 sum log(1 - F(R)), chi^2 with 2 W degrees of freedom
     lrt      sum log f1(R) / f0(R), f1 the density in a winner of m candidates of k n-grams each
+    green    how many are in the largest quarter (Kirchenbauer et al. 2023), a binomial number
 
 and lrt-published is lrt with both densities estimated as the paper does.
 """
@@ -23,7 +24,8 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.cdfs import Family, gamma, log_tail
 
-SCORES = ("sum", "fisher", "lrt", "lrt-published")
+SCORES = ("sum", "fisher", "lrt", "lrt-published", "green")
+GREEN = 0.25  # of numbers
 _GRID = 2048  # points of (0, 1) at which a likelihood ratio is tabulated
 _REST = 2000  # draws of the other n-grams of a winner
 _REPEATS = 10_000  # winners that the published estimate draws
@@ -44,6 +46,8 @@ def log_p(
         return family.tails(u).log_sf
     if score == "fisher":
         return fisher(u)
+    if score == "green":
+        return greens(u)
     ratios = (log_ratios if score == "lrt" else log_ratios_published)(family, m, k)
     return ratio_tail(ratios, float(np.sum(at(ratios, u))), len(u))
 
@@ -52,6 +56,13 @@ def fisher(uniforms: np.ndarray) -> float:
     """Return log p of -2 sum log(1 - u)."""
     u = np.asarray(uniforms, np.float64)
     return gamma(len(u), math.fsum(-np.log1p(-u))).log_sf
+
+
+def greens(uniforms: np.ndarray) -> float:
+    """Return log P(Binomial(W, GREEN) >= the count of numbers above 1 - GREEN)."""
+    u = np.asarray(uniforms, np.float64)
+    count = int((u > 1 - GREEN).sum())
+    return float(stats.binom.logsf(count - 1, len(u), GREEN))
 
 
 def combined(log_ps: Sequence[float]) -> float:

@@ -140,7 +140,7 @@ def test_a_key_of_the_other_kind_is_refused(
                 "--out",
                 tmp_path / "a",
             ],
-            "give one of them",
+            "not allowed with",
         ),
         (["watermark", "embed", "--key", key, "--model", pair.private], "embed takes another one"),
         (

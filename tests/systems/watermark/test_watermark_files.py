@@ -22,6 +22,7 @@ from spu_llm.systems.watermark.endpoint import HttpSampler
 from spu_llm.systems.watermark.history import HistoryFile
 from spu_llm.systems.watermark.keys import (
     MAX_NGRAM,
+    METHODS,
     Key,
     Scheme,
     encoded,
@@ -40,7 +41,7 @@ SCHEMES = st.builds(
     st.integers(1, MAX_NGRAM),
     st.sampled_from([Family(f) for f in FAMILIES]),
     st.just("tokens"),
-    st.sampled_from(["candidates", "race", "provider"]),
+    st.sampled_from(METHODS),
     st.text(max_size=8),
 )
 
