@@ -198,41 +198,62 @@ def walk(
 
 def digest_of(closed: ClosedJaxpr) -> str:
     """Return SHA-256 (hex) of what `closed` computes, equal in every process."""
-    content = hashlib.sha256()
-    _enter(content.update, closed.jaxpr)
-    _enter(content.update, closed.consts)
-    return content.hexdigest()
+    parts: list[bytes] = []
+    _enter(parts.append, closed.jaxpr)
+    _enter(parts.append, closed.consts)
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def _enter(update: Callable[[bytes], None], x: Any) -> None:
-    """Pass `x`, which may be anything in a jaxpr, to `update` as bytes. (A jaxpr's text says as
-    much, but takes ten times as long to write.)
+def _enter(put: Callable[[bytes], None], x: Any) -> None:
+    """Pass `x`, which may be anything in a jaxpr, to `put` as bytes. (A jaxpr's text says as much,
+    but takes ten times as long to write.)
     """
-    if isinstance(x, ClosedJaxpr):
-        _enter(update, x.jaxpr)
-        _enter(update, x.consts)
+    if isinstance(x, list | tuple):
+        put(b"(%d " % len(x))
+        for item in x:
+            _enter(put, item)
+    elif isinstance(x, ClosedJaxpr):
+        _enter(put, x.jaxpr)
+        _enter(put, x.consts)
     elif isinstance(x, Jaxpr):
-        numbers: dict[Any, int] = {}
-
-        def atom(v: Var | Literal) -> Any:
-            if isinstance(v, Literal):
-                return str(v.aval), v.val
-            return numbers.setdefault(v, len(numbers)), str(v.aval)
-
-        _enter(update, [atom(v) for v in (*x.constvars, *x.invars)])
-        for eqn in x.eqns:
-            _enter(update, [eqn.primitive.name, *map(atom, eqn.invars), sorted(eqn.params.items())])
-            _enter(update, [atom(v) for v in eqn.outvars])
-        _enter(update, [atom(v) for v in x.outvars])
+        _enter_jaxpr(put, x)
     elif isinstance(x, np.ndarray | jax.Array):
         array = np.asarray(x)
-        update(f"{array.shape} {array.dtype.str} ".encode() + array.tobytes())
-    elif isinstance(x, list | tuple):
-        update(b"(%d " % len(x))
-        for item in x:
-            _enter(update, item)
+        put(f"{array.shape} {array.dtype.str} ".encode() + array.tobytes())
     else:
-        update(f"{x} ".encode())
+        put(f"{x} ".encode())
+
+
+def _enter_jaxpr(put: Callable[[bytes], None], x: Jaxpr) -> None:
+    # Atoms are nearly all that there is, so they are written out here: pairs of a number and a
+    # type, as `_enter` would write them.
+    numbers: dict[Any, int] = {}
+
+    def atoms(some: Sequence[Var | Literal]) -> None:
+        for atom in some:
+            if isinstance(atom, Literal):
+                put(b"(2 " + _type_of(atom.aval))
+                _enter(put, atom.val)
+            else:
+                number = numbers.setdefault(atom, len(numbers))
+                put(b"(2 %d " % number + _type_of(atom.aval))
+
+    inputs = [*x.constvars, *x.invars]
+    put(b"(%d " % len(inputs))
+    atoms(inputs)
+    for eqn in x.eqns:
+        put(f"({2 + len(eqn.invars)} {eqn.primitive.name} ".encode())
+        atoms(eqn.invars)
+        _enter(put, sorted(eqn.params.items()))
+        put(b"(%d " % len(eqn.outvars))
+        atoms(eqn.outvars)
+    put(b"(%d " % len(x.outvars))
+    atoms(x.outvars)
+
+
+@functools.lru_cache(maxsize=4096)
+def _type_of(aval: Any) -> bytes:
+    return f"{aval} ".encode()
 
 
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
