@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from experiments.common.report import PLOTS
 from models.tokenizer import Tokenizer
 from spu_llm.api.defaults import PROMPT, shipped
 from spu_llm.app.output import write_json
@@ -130,13 +131,16 @@ def check_tokenizer(model: Path, draft_model: Path) -> None:
 
 
 def check_folders(options: argparse.Namespace) -> None:
-    """Raise InputError when the folder of `--json` or `--plot` does not exist, before hours of
-    work.
+    """Raise InputError when the folder of `--json` or `--plot` does not exist, or a plot's kind is
+    not known, before hours of work.
     """
     for name in ("json", "plot"):
         file = getattr(options, name, None)
         if file is not None and not file.resolve().parent.is_dir():
             raise InputError(f"--{name}: {file.resolve().parent} is not a directory")
+    plot = getattr(options, "plot", None)
+    if plot is not None and plot.suffix.lower() not in PLOTS:
+        raise InputError(f"--plot: {plot.name} must end with {', '.join(PLOTS)}")
 
 
 # ---- results

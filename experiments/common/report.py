@@ -14,6 +14,12 @@ from spu_llm.core.errors import InputError
 R = TypeVar("R")
 Files = Mapping[str, dict[str, Any]]  # results by name
 Text = Callable[[float], str]
+# Kinds of files that a figure is written to, and the metadata without which equal ones are equal.
+PLOTS: dict[str, dict[str, str | None]] = {
+    ".png": {"Software": ""},
+    ".svg": {"Creator": "", "Date": None},
+    ".pdf": {"Creator": "", "Producer": "", "CreationDate": None},
+}
 QUIET = 0.2  # cores busy with other work, beside which seconds still count
 
 
@@ -99,7 +105,10 @@ def figure(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int) -> None:
-    """Write a figure to a file, without the library's version, so that equal figures give equal
-    files.
+    """Write a figure to a file of one of the kinds in PLOTS, by its name's end, without the
+    library's version and the time, so that equal figures give equal files.
     """
-    figure.savefig(path, dpi=dpi, metadata={"Software": ""})
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "spu-llm"}):
+        figure.savefig(path, dpi=dpi, metadata=PLOTS[path.suffix.lower()])

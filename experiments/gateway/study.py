@@ -77,6 +77,7 @@ def command(options: argparse.Namespace) -> None:
         result["failures"] = report.failures_of_faults(result)
         return commands.conclude(options, result, report.faults_table(result))
     result["failures"] = report.failures_of_load(result)
+    commands.write(options, result)  # whatever becomes of the plot
     if options.plot is not None:
         report.plot(result, options.plot)
     commands.conclude(options, result, report.load_table(result))

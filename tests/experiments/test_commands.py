@@ -25,6 +25,7 @@ from spu_llm.core.errors import SpuLlmError
         (["bench", "step", "--network", "lan,moon"], "unknown network 'moon'"),
         (["bench", "step", "--repeat", "0"], "--repeat must be at least 1, found 0"),
         (["bench", "step", "--plot", "/nowhere/a.png"], "--plot: /nowhere is not a directory"),
+        (["bench", "step", "--plot", "/tmp/a.jpg"], "--plot: a.jpg must end with .png, .svg, .pdf"),
         (["experiment"], "claim"),
         (["experiment", "logits", "--positions", "1"], "--positions must be at least 2, found 1"),
         (["experiment", "logits", "--pieces-positions", "1"], "--pieces-positions must be at"),

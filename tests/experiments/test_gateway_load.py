@@ -206,9 +206,15 @@ def test_a_short_run_has_no_slope_to_hold() -> None:
     assert report.failures_of_load(short) == [] and "too short" in report.load_table(short)
 
 
-def test_a_run_is_drawn(tmp_path: Path) -> None:
-    report.plot(result(), tmp_path / "load.png")
-    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize(
+    ("kind", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_a_run_is_drawn_the_same_each_time(tmp_path: Path, kind: str, begins: bytes) -> None:
+    one, other = tmp_path / f"one.{kind}", tmp_path / f"other.{kind}"
+    for path in (one, other):
+        report.plot(result(), path)
+    assert one.read_bytes().startswith(begins)
+    assert one.read_bytes() == other.read_bytes()
 
 
 def end(how: str, after: float = 2.0) -> dict[str, Any]:
