@@ -45,6 +45,8 @@ class Requests:
     learned: dict[str, list[str]] | None = field(default=None, init=False)  # in the last session
     _open: dict[Answering, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _kept: list[Kept] = field(default_factory=list, init=False)  # idle; the last used one last
+    # Of each kept one, what ends it when it was idle for too long.
+    _ends: dict[Kept, asyncio.TimerHandle] = field(default_factory=dict, init=False)
     _begun: set[Kept] = field(default_factory=set, init=False)  # whose threads may run
     _asked: deque[Kind] = field(default_factory=lambda: deque(maxlen=5), init=False)
     _beside: set[asyncio.Future[None]] = field(default_factory=set, init=False)
@@ -204,11 +206,11 @@ class Requests:
 
     async def _that_goes_on(self, asked: Asked) -> Kept | None:
         """Return a conversation that a request goes on with, out of those that are kept."""
-        self._kept = [one for one in self._kept if one.is_open]
+        self._forget_closed()
         # A spare one last: what a chat has said already is worth more.
         for kept in sorted(self._kept, key=lambda one: one.is_spare):
             if await asyncio.to_thread(kept.goes_on, asked):
-                self._kept.remove(kept)
+                self._release(kept)
                 return kept
         return None
 
@@ -238,7 +240,7 @@ class Requests:
             return
         await asyncio.sleep(after_s)
         async with self._changing:
-            self._kept = [one for one in self._kept if one.is_open]
+            self._forget_closed()
             likely = Counter(self._asked).most_common(1)[0][0]
             if self._open or any(one.is_spare and one.kind == likely for one in self._kept):
                 return
@@ -253,18 +255,26 @@ class Requests:
             self._keep(kept)
 
     async def _end(self, kept: Kept) -> None:
-        self._kept.remove(kept)
+        self._release(kept)
         await asyncio.to_thread(kept.close, self._heard_last)
 
     def _keep(self, kept: Kept) -> None:
         """Keep a conversation until it is used, or was idle for too long."""
         self._kept.append(kept)
-        asyncio.get_running_loop().call_later(IDLE_S, self._expire, kept, kept.turns)
+        self._ends[kept] = asyncio.get_running_loop().call_later(IDLE_S, self._expire, kept)
 
-    def _expire(self, kept: Kept, turns: int) -> None:
-        """End a conversation that is as it was."""
-        if kept in self._kept and kept.turns == turns:
-            self._beside_requests(self._end_idle(kept))
+    def _release(self, kept: Kept) -> None:
+        """Keep a conversation no more. Its timer goes with it, which would hold it for an hour."""
+        self._kept.remove(kept)
+        self._ends.pop(kept).cancel()
+
+    def _forget_closed(self) -> None:
+        for kept in [one for one in self._kept if not one.is_open]:
+            self._release(kept)
+
+    def _expire(self, kept: Kept) -> None:
+        """End a conversation that nobody has gone on with."""
+        self._beside_requests(self._end_idle(kept))
 
     async def _end_idle(self, kept: Kept) -> None:
         async with self._changing:

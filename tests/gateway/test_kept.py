@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import pytest
 from spu_llm.api.completion import Completion
 from spu_llm.api.events import OnEvent
 from spu_llm.core.errors import BusyError
-from spu_llm.gateway import running
+from spu_llm.gateway import kept, running
 from tests.gateway.fakes import (
     READY,
     Fake,
@@ -145,6 +146,22 @@ def test_idle_conversations_end(
         of_openai(port).chat.completions.create(model="private", messages=said("c"))
         assert eventually(lambda: talks[-1].is_over)
         assert eventually(lambda: b'"conversations":0' in asked(port, "GET", "/health")[2])
+
+
+def test_conversations_that_ended_leave_nothing(fake: Fake, talks: list[Talk]) -> None:
+    """Not even until their timers would have ended them."""
+
+    def there() -> int:
+        gc.collect()
+        return sum(isinstance(one, kept.Kept) for one in gc.get_objects())
+
+    before = there()
+    with served(fake, keep=1) as port:
+        for number in range(6):
+            of_openai(port).chat.completions.create(model="private", messages=said(f"{number}"))
+        assert len(talks) == 6
+        # One is open; the one before it is known until another begins.
+        assert eventually(lambda: there() <= before + 2)
 
 
 # ---- conversations that are opened ahead
