@@ -212,7 +212,7 @@ TABLES: dict[str, Tables] = {
     "network": printed("network", network_bench.table),
     "connection": printed("connection", connection.table),
     "gateway_load": single("gateway_load", gateway_report.load_in_results),
-    "gateway_turns": single("gateway_turns", gateway_report.load_in_results),
+    "gateway_memory": single("gateway_memory", gateway_report.load_in_results),
     "gateway_chat": printed("gateway_chat", chatting.table),
     "gateway_faults": printed("gateway_faults", gateway_report.faults_table),
     "confidential": single("confidential", confidential_report.in_results),

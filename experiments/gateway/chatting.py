@@ -53,8 +53,8 @@ MOST_RATIO = 2.0  # of the first text's seconds to those of the prefill's online
 
 @dataclass(frozen=True)
 class ChatPlan:
-    """Chats of `turns`, each answered in `answer_tokens` at most; for a stocked turn, material for
-    `ahead_turn` tokens of a question and `answer_tokens` is made ahead.
+    """Chats of `turns`, each answered in `answer_tokens` at most; before a stocked turn, what
+    `ahead_turn` tokens of a question and `answer_tokens` take is made.
     """
 
     chats: int
@@ -144,7 +144,7 @@ def _turns(
     plan: ChatPlan, gateway: Party, chat: int, stocked: bool, say: Callable[[str], None]
 ) -> list[Row]:
     said: list[dict[str, str]] = []
-    rows = []
+    rows: list[Row] = []
     for turn, question in enumerate(CHATS[chat][: plan.turns]):
         begun = time.monotonic()
         if stocked:
@@ -190,7 +190,7 @@ def _wait_until_ready(port: int) -> None:
         if ready and len(ready) == health["conversations"] and all(map(_is_ready, ready)):
             return
         time.sleep(0.5)
-    raise PeerError(f"a turn's material is not there after {MOST_READY_S:g} s")
+    raise PeerError(f"what a turn takes is not there after {MOST_READY_S:g} s")
 
 
 def _is_ready(session: Row) -> bool:
@@ -226,13 +226,13 @@ def _tokens(row: Row) -> tuple[int, int, int]:
 
 _TURNS: list[Column[Row]] = [
     Column("chat, turn", lambda row: f"{row['chat'] + 1}, {row['turn'] + 1}"),
-    Column("material", lambda row: "ready" if row["stocked"] else "made meanwhile"),
+    Column("correlated randomness", lambda row: "ready" if row["stocked"] else "made meanwhile"),
     Column("tokens: cached, new, answer", lambda row: ", ".join(map(str, _tokens(row)))),
     Column("first text, s", lambda row: three(row["first_text"])),
     Column("prefill online, s", lambda row: three(row["cost"]["seconds"]["prefill"])),
     Column("first text to prefill", lambda row: f"{ratio(row):.2f}"),
     Column("decoding online, s", lambda row: three(row["cost"]["seconds"]["decode"])),
-    Column("waited for material, s", lambda row: three(row["cost"]["seconds"]["offline"])),
+    Column("waited for it, s", lambda row: three(row["cost"]["seconds"]["offline"])),
     Column("answer, s", lambda row: three(row["seconds"])),
     Column("tokens a second", lambda row: three(speed(row))),
     Column(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -223,6 +224,8 @@ _CONVERSATION: list[Column[tuple[int, list[Row]]]] = [
 
 # ---- faults
 
+_FOLDERS = re.compile(r"/(?:[^\s/]+/){2,}")  # of this machine
+
 
 def is_proper(row: Row, which: str) -> bool:
     """Tell whether a request ended as it may under this fault, and in time."""
@@ -257,8 +260,12 @@ def _end(which: str) -> Callable[[Row], str]:
             words = "the connection breaks" if end["how"] == "broken" else end["how"]
         else:
             status = "in the stream" if end["status"] == 200 else str(end["status"])
-            words = f"{status}: {report.cell(end['message'][:120])}"
-        return words if end["after"] is None else f"{words}; {end['after']:.1f} s"
+            message = _FOLDERS.sub("…/", end["message"])
+            words = f"{status}: {report.cell(message[:120])}"
+        if end["after"] is None:
+            return words
+        # A fault that comes before the request can end it before it strikes.
+        return f"{words}; {max(0.0, end['after']):.1f} s"
 
     return cell
 

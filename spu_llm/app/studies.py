@@ -92,7 +92,7 @@ STUDIES = {
     ),
     "experiment gateway-chat": (
         "experiments.gateway.chatting",
-        "a chat through the gateway, with its material made before and not",
+        "a chat through the gateway, with its correlated randomness made before and not",
     ),
     "experiment latency": (
         "experiments.completions.latency",

@@ -56,6 +56,9 @@ def runtime_config(config: SpuConfig, *, profile: bool) -> libspu.RuntimeConfig:
     return parsed
 
 
+_LOG_ROOM = 1 << 16  # bytes that a segment's lines fit into
+
+
 class SpuLog:
     """SPU's log file of this process; where a segment's bytes and messages are read from."""
 
@@ -85,8 +88,17 @@ class SpuLog:
             if lines:
                 return Traffic(*map(int, lines[-1]))
             if time.monotonic() > deadline:
+                if self._has_no_room():
+                    raise WorkerError(
+                        f"the disk of {self.path.parent} is full, and SPU needs a log there; free "
+                        "some of it, or set TMPDIR to another one"
+                    )
                 raise WorkerError("SPU's log has no traffic line for the last segment")
             time.sleep(0.001)
+
+    def _has_no_room(self) -> bool:
+        disk = os.fstatvfs(self._file.fileno())
+        return disk.f_bavail * disk.f_frsize < _LOG_ROOM
 
 
 @functools.cache

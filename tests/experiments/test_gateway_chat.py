@@ -65,7 +65,7 @@ def test_options_out_of_range(option: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
-def test_a_turn_waits_for_its_material_or_finds_it(pair: Pair, tmp_path: Path) -> None:
+def test_a_turn_waits_for_what_it_takes_or_finds_it(pair: Pair, tmp_path: Path) -> None:
     plan = ChatPlan(1, 2, 3, 96, "local")
     model = with_template(pair.private, tmp_path)
     kept: list[Any] = []

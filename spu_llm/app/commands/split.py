@@ -158,7 +158,7 @@ def _bounds(options: argparse.Namespace) -> None:
     asked_for = {name: value for name, (value, _, _) in asked.items()}
     said = bounds(**asked_for)
     least, most = said.token_stated
-    rows = [
+    rows: list[tuple[str, str | float, str | float]] = [
         ("", "as stated", "as it holds"),
         ("a token, seen through its row (Theorem 3)", f"{most:.5f}", f"{said.token_holds:.5f}"),
         ("... at least", f"{least:.2e}", ""),
@@ -166,9 +166,8 @@ def _bounds(options: argparse.Namespace) -> None:
         ("... neighbours known (Theorem 4, Eq. 5)", said.neighbours_stated, said.neighbours_hold),
         ("... however guesses depend on each other", "", said.any_guesses),
     ]
-    for row in rows:
-        name, stated, holds = (_chance(x) if isinstance(x, float) else x for x in row)
-        show(f"{name:<42} {stated:>12} {holds:>12}".rstrip())
+    for name, stated, holds in rows:
+        show(f"{name:<42} {_chance(stated):>12} {_chance(holds):>12}".rstrip())
     finite = {
         name: None if value == -math.inf else value
         for name, value in dataclasses.asdict(said).items()
@@ -176,8 +175,10 @@ def _bounds(options: argparse.Namespace) -> None:
     write_json(options.json, asked_for | {"bounds": finite})
 
 
-def _chance(log10: float) -> str:
-    """Return a chance by its log10."""
+def _chance(log10: str | float) -> str:
+    """Return a chance by its log10; words as they are."""
+    if isinstance(log10, str):
+        return log10
     return "0" if log10 == -math.inf else f"10^{round(log10, 2) + 0.0:.2f}"
 
 
