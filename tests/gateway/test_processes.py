@@ -110,6 +110,7 @@ def test_programs_get_the_models_text(
     assert server.processes()
 
 
+@pytest.mark.slow
 def test_all_models_of_a_provider_can_be_asked(
     start: Start, model: Path, pair: Pair, tmp_path: Path
 ) -> None:
@@ -230,6 +231,7 @@ def test_what_cannot_be_is_refused_in_a_line(
     command.assert_failed(2, words, within_s=RUN_S)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_it_too(parties: tuple[Command, Command, openai.OpenAI]) -> None:
     """While a chat is open, and an answer is being written."""
     _, gateway, client = parties

@@ -263,6 +263,7 @@ def test_both_complete_at_once_each_its_own_text(start: Start, two: Two, tmp_pat
     assert config["served_model"] == "large" and config["model.n_embd"] == LARGE.n_embd
 
 
+@pytest.mark.slow
 def test_one_model_may_have_a_name_or_none(start: Start, two: Two, tmp_path: Path) -> None:
     stub = "client:decoding:holds"
     for option, names in ((str(two.small), []), (f"only={two.small}", ["only"])):
