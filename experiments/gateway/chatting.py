@@ -14,7 +14,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,23 +108,25 @@ def run(
     say: Callable[[str], None],
     keep: Callable[[Row], None],
 ) -> Row:
-    """Have every chat, stocked and not; return what was seen. `keep` gets the result so far after
-    each chat.
+    """Have every chat, not stocked and stocked; return what was seen. `keep` gets the result so far
+    after each turn.
     """
     result: Row = {"plan": asdict(plan), "model": model.name, "rows": []}
     for chat in range(plan.chats):
-        for stocked in (True, False):
+        for stocked in (False, True):
             say(f"chat {chat + 1}, {'stocked' if stocked else 'not stocked'}")
-            result["rows"] += _chat(plan, model, folder, chat, stocked, say)
-            result |= {"machine": asdict(machine())}
-            result["failures"] = failures(result)
-            keep(result)
+            for row in _chat(plan, model, folder, chat, stocked, say):
+                result["rows"].append(row)
+                result |= {"machine": asdict(machine())}
+                result["failures"] = failures(result)
+                keep(result)
     return result
 
 
 def _chat(
     plan: ChatPlan, model: Path, folder: Path, chat: int, stocked: bool, say: Callable[[str], None]
-) -> list[Row]:
+) -> Iterator[Row]:
+    """Yield the turns of a chat, with parties of its own."""
     network = ["--network", plan.network]
     provider = Party([*provider_options(model, 3), *network], folder / "provider")
     try:
@@ -133,7 +135,7 @@ def _chat(
         options = [*gateway_options(provider.port, 1, 1), *network, *ahead]
         gateway = Party(options, folder / "gateway")
         try:
-            return _turns(plan, gateway, chat, stocked, say)
+            yield from _turns(plan, gateway, chat, stocked, say)
         finally:
             gateway.stop()
     finally:
@@ -142,9 +144,8 @@ def _chat(
 
 def _turns(
     plan: ChatPlan, gateway: Party, chat: int, stocked: bool, say: Callable[[str], None]
-) -> list[Row]:
+) -> Iterator[Row]:
     said: list[dict[str, str]] = []
-    rows: list[Row] = []
     for turn, question in enumerate(CHATS[chat][: plan.turns]):
         begun = time.monotonic()
         if stocked:
@@ -168,7 +169,8 @@ def _turns(
             "busy": round((busy_seconds() - busy) / reply.seconds, 2),
         }
         if reply.how != "answered":
-            return [*rows, row]
+            yield row
+            return
         usage = reply.usage
         row |= {
             "prompt_tokens": usage["prompt_tokens"],
@@ -176,9 +178,8 @@ def _turns(
             "tokens": usage["completion_tokens"],
             "cost": usage["spu_llm"],
         }
-        rows.append(row)
+        yield row
         said.append({"role": "assistant", "content": reply.text})
-    return rows
 
 
 def _wait_until_ready(port: int) -> None:

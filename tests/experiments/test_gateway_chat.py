@@ -70,7 +70,7 @@ def test_a_turn_waits_for_what_it_takes_or_finds_it(pair: Pair, tmp_path: Path) 
     model = with_template(pair.private, tmp_path)
     kept: list[Any] = []
     result = chatting.run(plan, model, tmp_path, lambda words: None, kept.append)
-    assert chatting.failures(json.loads(json.dumps(result))) == [] and len(kept) == 2
+    assert chatting.failures(json.loads(json.dumps(result))) == [] and len(kept) == 4
     ready, made = ([r for r in result["rows"] if r["stocked"] == s] for s in (True, False))
     assert len(ready) == len(made) == 2
     waited = [sum(r["cost"]["seconds"]["offline"] for r in rows) for rows in (ready, made)]
