@@ -1,10 +1,11 @@
 """A chat through the gateway, turn after turn: what is waited for, and what was made before.
 
-Each chat is had twice, by parties that start anew and have the hints of the run before. *Stocked*:
-a session is open, and all that a turn takes was made before it is asked; the program waits for that
-before every turn, as people do who read and write. *Not*: `--ahead-turn 0`, and each turn is asked
-as soon as the one before has ended, so that its correlated randomness is made while it is waited
-for. Answers are drawn, so both have words of their own; drafts come from the text itself.
+Each chat is had twice, by parties that start anew and have their hints from a session before all
+that is measured. *Not stocked*: `--ahead-turn 0`, and each turn is asked as soon as the one before
+has ended, so that its correlated randomness is made while it is waited for. *Stocked*: a session is
+open, and all that a turn takes was made before it is asked; the program waits for that before every
+turn, as people do who read and write. Answers are drawn, so both have words of their own; drafts
+come from the text itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ def run(
     after each turn.
     """
     result: Row = {"plan": asdict(plan), "model": model.name, "rows": []}
+    say("having both parties make and fetch their hints")
+    for _ in _chat(replace(plan, turns=1, answer_tokens=1), model, folder, 0, False, say):
+        pass
     for chat in range(plan.chats):
         for stocked in (False, True):
             say(f"chat {chat + 1}, {'stocked' if stocked else 'not stocked'}")
