@@ -1,18 +1,13 @@
-"""The study of chats through the gateway: its table, its criterion, two turns of it."""
+"""The study of chats through the gateway: its table and its criterion."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.gateway import chatting
-from experiments.gateway.chatting import ChatPlan
-from experiments.gateway.parties import with_template
 from spu_llm.app import cli
-from tests.kit.pair import Pair
 
 
 def row(turn: int, *, stocked: bool, first_text: float = 3.0, **more: Any) -> dict[str, Any]:
@@ -62,17 +57,3 @@ def test_options_out_of_range(option: str, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as end:
         cli.main(["experiment", "gateway-chat", *option.split()])
     assert end.value.code == 2 and "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_turn_waits_for_what_it_takes_or_finds_it(pair: Pair, tmp_path: Path) -> None:
-    plan = ChatPlan(1, 2, 3, 96, "local")
-    model = with_template(pair.private, tmp_path)
-    kept: list[Any] = []
-    result = chatting.run(plan, model, tmp_path, lambda words: None, kept.append)
-    assert chatting.failures(json.loads(json.dumps(result))) == [] and len(kept) == 4
-    ready, made = ([r for r in result["rows"] if r["stocked"] == s] for s in (True, False))
-    assert len(ready) == len(made) == 2
-    waited = [sum(r["cost"]["seconds"]["offline"] for r in rows) for rows in (ready, made)]
-    assert waited[0] < waited[1] / 2
-    assert all(r["cached_tokens"] > 0 for r in (ready[1], made[1]))
