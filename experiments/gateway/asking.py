@@ -15,8 +15,8 @@ MOST_S = 7200.0  # between two parts of an answer: nothing here gives up before 
 
 @dataclass
 class Reply:
-    """How a request ended: "answered", "error" (as the protocol has it), "broken" (the connection
-    ended before the answer did) or "malformed" (what came is not of the protocol).
+    """Answer to a request, and how it ended: "answered", "error" (as the protocol has it), "broken"
+    (the connection ended before the answer did) or "malformed" (what came is not of the protocol).
     """
 
     how: str = "broken"

@@ -21,8 +21,8 @@ from spu_llm.systems.watermark.endpoint import HttpSampler
 from spu_llm.systems.watermark.history import History, HistoryFile, history_path
 from spu_llm.systems.watermark.keys import RIVALS, Key, Scheme, read_keys
 from spu_llm.systems.watermark.model_sampler import ModelSampler
-from spu_llm.systems.watermark.race_marks import MarkedNoise, race_text
-from spu_llm.systems.watermark.rivals import check_delta, marked_text, next_token
+from spu_llm.systems.watermark.race_marks import MarkedNoise, marked_text, race_text
+from spu_llm.systems.watermark.rivals import check_delta, next_token
 from spu_llm.systems.watermark.sampler import CommandSampler, Sampler
 from spu_llm.systems.watermark.units import units_of
 

@@ -25,6 +25,8 @@ from spu_llm.systems.watermark.keys import Key, token_unit
 
 TINY = 2.0**-53
 
+Next = Callable[[np.ndarray, tuple[int, ...]], int]  # a token, from probabilities and text so far
+
 
 def uniforms(key: Key, context: Sequence[int], vocab: int) -> np.ndarray:
     """Return the numbers in (0, 1), float64 [vocab], that follow from the tokens before (up to n -
@@ -113,12 +115,28 @@ def race_text(
     """Draw the tokens of a race with this noise, in the clear; return them, and whether the text
     ended. `distribution`: probabilities [vocab] after a text.
     """
+
+    def token(p: np.ndarray, generated: tuple[int, ...]) -> int:
+        with np.errstate(divide="ignore"):
+            return int(np.argmax(np.log(p) + noise.row(generated)))
+
+    return marked_text(distribution, token, prompt, max_tokens, ends)
+
+
+def marked_text(
+    distribution: Callable[[tuple[int, ...]], np.ndarray],
+    token: Next,
+    prompt: tuple[int, ...],
+    max_tokens: int,
+    ends: frozenset[int],
+) -> tuple[tuple[int, ...], bool]:
+    """Write a text whose next token `token` chooses, from probabilities [vocab] and the text so
+    far; return its tokens, and whether it ended. `distribution`: probabilities after a text.
+    """
     generated: tuple[int, ...] = ()
     while len(generated) < max_tokens:
-        with np.errstate(divide="ignore"):
-            logs = np.log(distribution(prompt + generated))
-        token = int(np.argmax(logs + noise.row(generated)))
-        if token in ends:
+        chosen = token(distribution(prompt + generated), generated)
+        if chosen in ends:
             return generated, True
-        generated += (token,)
+        generated += (chosen,)
     return generated, False

@@ -19,31 +19,11 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.baselines import Aaronson, Kirchenbauer, Kuditipudi
 from spu_llm.systems.watermark.keys import Key, Scheme
+from spu_llm.systems.watermark.race_marks import Next
 
 DELTA = 2.0  # the paper's
 LARGEST_DELTA = 50.0
 MOST_REFERENCES = 100_000
-
-Next = Callable[[np.ndarray, tuple[int, ...]], int]
-
-
-def marked_text(
-    distribution: Callable[[tuple[int, ...]], np.ndarray],
-    token: Next,
-    prompt: tuple[int, ...],
-    max_tokens: int,
-    ends: frozenset[int],
-) -> tuple[tuple[int, ...], bool]:
-    """Write a text whose next token `token` chooses, from probabilities [vocab] and the text so
-    far; return its tokens, and whether it ended. `distribution`: probabilities after a text.
-    """
-    generated: tuple[int, ...] = ()
-    while len(generated) < max_tokens:
-        chosen = token(distribution(prompt + generated), generated)
-        if chosen in ends:
-            return generated, True
-        generated += (chosen,)
-    return generated, False
 
 
 def next_token(key: Key, scheme: Scheme, vocab: int, delta: float, prg: Prg) -> Next:

@@ -12,7 +12,7 @@ from scipy import special
 
 @dataclass(frozen=True)
 class Power:
-    """What the theorems say of a text of `tokens` tokens, no n-gram of which comes twice.
+    """Detection by the theorems, in a text of `tokens` tokens, no n-gram of which comes twice.
 
     auc_at_least: Theorem 4.2's bound, of uniform numbers and candidates of one token; None of
     longer ones. true_positives: of the likelihood ratio of gamma numbers (Theorem 4.4), which calls

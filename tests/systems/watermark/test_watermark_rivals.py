@@ -17,7 +17,8 @@ from spu_llm.app import cli
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.cdfs import Family
 from spu_llm.systems.watermark.keys import RIVALS, Scheme
-from spu_llm.systems.watermark.rivals import aligned_log_p, marked_text, next_token
+from spu_llm.systems.watermark.race_marks import marked_text
+from spu_llm.systems.watermark.rivals import aligned_log_p, next_token
 from spu_llm.systems.watermark.scores import GREEN, log_p
 from tests.kit.command_line import refused
 from tests.kit.pair import Pair
