@@ -114,7 +114,7 @@ class _Noted:
             self._note("shift", results[0])
         elif call.op.name == "narrow" and "shift" in self._words:
             self._note("mass", operands[0])
-        elif call.op.name == "scale_rows":
+        elif call.op.name in ("scale_rows", "field_scale_rows"):
             self._note("out", results[0])
 
     def _note(self, name: str, value: Value) -> None:
@@ -126,6 +126,7 @@ class _Noted:
     def taken(self) -> dict[str, Any]:
         """Return the words as fields of an event, and forget them."""
         words, self._words = self._words, {}
+        assert len(words) == 4, f"the first attention showed {sorted(words)} alone"
         return {
             "words": {n: base64.b64encode(w.tobytes()).decode("ascii") for n, w in words.items()},
             "shapes": {n: list(w.shape) for n, w in words.items()},
