@@ -154,7 +154,7 @@ def _turns(
         begun = time.monotonic()
         if stocked:
             say(f"waiting until all is there for turn {turn + 1}")
-            _wait_until_ready(gateway.port)
+            _wait_until_ready(gateway.port, turn)
         waited, busy = time.monotonic() - begun, busy_seconds()
         say(f"turn {turn + 1}")
         said.append({"role": "user", "content": question})
@@ -186,13 +186,12 @@ def _turns(
         said.append({"role": "assistant", "content": reply.text})
 
 
-def _wait_until_ready(port: int) -> None:
-    """Wait until every open session has all that a turn takes."""
+def _wait_until_ready(port: int, turns: int) -> None:
+    """Wait until the session that had so many turns has all that the next one takes."""
     deadline = time.monotonic() + MOST_READY_S
     while time.monotonic() < deadline:
-        health = json.loads(get(port, "/health"))
-        ready = health["ready"]
-        if ready and len(ready) == health["conversations"] and all(map(_is_ready, ready)):
+        ready = json.loads(get(port, "/health"))["ready"]
+        if any(one["turns"] == turns and _is_ready(one) for one in ready):
             return
         time.sleep(0.5)
     raise PeerError(f"what a turn takes is not there after {MOST_READY_S:g} s")

@@ -60,17 +60,17 @@ class Kept:
         kind: Kind,
         before: list[Message],
         ahead: Ahead | None = None,
-        may_make: Callable[[], bool] = lambda: True,
+        may_make: Callable[[Kept], bool] = lambda kept: True,
     ) -> None:
         """Prepare a conversation that goes on after the messages `before`. InputError as of
-        `Conversation`, whose `ahead` and `may_make` it takes.
+        `Conversation`, whose `ahead` and `may_make` (asked about this one) it takes.
         """
         self.turns = 0  # that were answered
         self.stock: Stock | None = None  # what is there for the next turn
         self.kind = kind
         self._before, self._ahead = before, ahead
         self._conversation = Conversation(
-            provider, kind.options, before=before, ahead=ahead, may_make=may_make
+            provider, kind.options, before=before, ahead=ahead, may_make=lambda: may_make(self)
         )
         self._turns: queue.Queue[list[Message] | None] = queue.Queue()
         self._ends: queue.Queue[Answer | Exception] = queue.Queue()
@@ -88,6 +88,12 @@ class Kept:
     def is_spare(self) -> bool:
         """Tell whether it was opened ahead and nobody has had it."""
         return self._ahead is not None and not self.turns
+
+    @property
+    def lacks_stock(self) -> bool:
+        """Tell whether something that its next turn takes is still to be made, or may be."""
+        stock = self.stock
+        return self.is_open and (stock is None or stock.lacking > 0)
 
     def goes_on(self, asked: Asked) -> bool:
         """Tell whether a request is the next turn, or may be the first one. Programs may cut white

@@ -34,11 +34,11 @@ class Metrics:
             "conversations": ("conversations that are open", lambda: requests.conversations),
             "ready_tokens": (
                 "answer tokens, at least, that all is there for in open conversations",
-                lambda: sum(0 if one.steps is None else 1 + one.steps for one in requests.stocks),
+                lambda: sum(1 + one.steps for _, one in requests.stocks if one.steps is not None),
             ),
             "lacking_batches": (
                 "batches of correlated randomness to be made for next turns",
-                lambda: sum(one.lacking for one in requests.stocks),
+                lambda: sum(one.lacking for _, one in requests.stocks),
             ),
         }
         for name, (words, count) in now.items():

@@ -6,6 +6,7 @@ a session is opened ahead for the next chat.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
@@ -68,9 +69,11 @@ class Requests:
         return len(self._kept)
 
     @property
-    def stocks(self) -> list[Stock]:
-        """Return what is there for the next turn of each conversation, as far as that is known."""
-        return [one.stock for one in self._kept if one.is_open and one.stock is not None]
+    def stocks(self) -> list[tuple[int, Stock]]:
+        """Return of each conversation how many turns it had, and what is there for the next one, as
+        far as that is known.
+        """
+        return [(one.turns, one.stock) for one in self._kept if one.is_open and one.stock]
 
     def open(self, kind: Kind) -> None:
         """Open a conversation ahead of any request, which is likely to be of this kind, and see to
@@ -221,9 +224,16 @@ class Requests:
         self._begun = {one for one in self._begun if one.is_open} | {kept}
         return kept
 
-    def _may_make(self) -> bool:
-        """Return whether now is a time to make what later turns take."""
-        return not self._open and is_quiet()
+    def _may_make(self, kept: Kept) -> bool:
+        """Return whether now is a time to make what a conversation's next turn takes: where nobody
+        asks, and all is there for every other that is likelier to be asked. The one that was used
+        last comes first, and one that was opened ahead of any chat last.
+        """
+        if self._open or not is_quiet():
+            return False
+        likeliest = sorted(reversed(self._kept), key=lambda one: one.is_spare)
+        others = itertools.takewhile(lambda one: one is not kept, likeliest)
+        return not any(one.lacks_stock for one in others)
 
     async def _watch(self) -> None:
         """Open spare conversations, also in place of one that has ended."""

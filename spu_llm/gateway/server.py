@@ -226,11 +226,12 @@ class Gateway:
         ahead = self.requests.ahead
         ready = [
             {
+                "turns": turns,
                 "prompt_tokens": 0 if stock.steps is None or ahead is None else ahead.turn_tokens,
                 "answer_tokens_at_least": 0 if stock.steps is None else 1 + stock.steps,
                 "batches_lacking": stock.lacking,
             }
-            for stock in self.requests.stocks
+            for turns, stock in self.requests.stocks
         ]
         return JSONResponse(
             {

@@ -151,6 +151,7 @@ class Talk:
     made: list[Talk] = []
     most_open = 9  # places at the provider
     fails = ends = False
+    lacking = 5  # batches for the next turn
     gone = 0  # how many of those made, the first ones, have no provider
 
     def __init__(
@@ -173,6 +174,7 @@ class Talk:
         def said_next(answer: Answer | None = None) -> Any:
             while (said := next_turn(answer)) is Later.LATER:
                 answer = None
+                on_event(Stock(2, self.lacking))
                 look()
                 if self.ends:
                     raise PeerError("it ended")
@@ -182,7 +184,6 @@ class Talk:
         try:
             if self.fails:
                 raise PeerError("nobody answers")
-            on_event(Stock(2, 5))
             said = said_next()
             if sum(not talk.is_over for talk in self.made) > self.most_open:
                 raise BusyError("no place")
@@ -205,6 +206,7 @@ class Talk:
             on_event(Learned({"client": [f"{self.turns} turns"], "provider": []}))
         finally:
             self.is_over = True
+            self.may_make = lambda: False  # whose owner can go
 
     def stop(self) -> bool:
         self.stops = True

@@ -175,6 +175,7 @@ def test_a_session_is_there_before_a_chat(fake: Fake, talks: list[Talk], quick: 
         create = of_openai(port).chat.completions.create
         assert eventually(lambda: len(talks) == 1 and len(ready_in(port)) == 1)
         assert ready_in(port)[0] == {
+            "turns": 0,
             "prompt_tokens": 32,
             "answer_tokens_at_least": 3,
             "batches_lacking": 5,
@@ -237,6 +238,33 @@ def test_a_session_that_has_ended_is_no_requests_failure(
         monkeypatch.setattr(Talk, "gone", 9)
         with pytest.raises(openai.APIStatusError, match="it went away"):
             create(model="private", messages=said("b"))
+
+
+def test_what_a_chat_takes_is_made_before_a_spare_sessions(
+    fake: Fake, talks: list[Talk], quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the chat that was asked last comes first of all."""
+    monkeypatch.setattr(running, "is_quiet", lambda: True)
+    with served(fake, keep=2, ahead=READY) as port:
+        create = of_openai(port).chat.completions.create
+        for i, text in enumerate("ab"):
+            assert eventually(lambda i=i: len(talks) == i + 1 and len(ready_in(port)) == i + 1)
+            create(model="private", messages=said(text))
+        assert eventually(lambda: len(ready_in(port)) == 3)
+        assert [one["turns"] for one in ready_in(port)] == [1, 1, 0]
+
+        def makes() -> list[bool]:
+            return [talk.may_make() for talk in talks]
+
+        assert makes() == [False, True, False]
+        talks[1].lacking = 0
+        assert eventually(lambda: makes() == [True, True, False])
+        talks[0].lacking = 0
+        assert eventually(lambda: makes() == [True, True, True])
+        # What an answer leaves is not known at once: the others wait for that, too.
+        talks[1].lacking = 5
+        create(model="private", messages=said("b", "answer 1", "c"))
+        assert makes() == [False, True, False]
 
 
 def test_nothing_is_made_while_somebody_waits(

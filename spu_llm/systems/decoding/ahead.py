@@ -46,9 +46,11 @@ class Ahead:
             self.session.dry(), request.turn_rows, request.step_rows, request.ahead_steps
         )
         self._totals = list(accumulate(course))
-        if self._totals:  # nothing where the block has no room for a turn
+        if self._totals:
             self.session.set_up(self._totals[-1])
             self._look()
+        else:  # the block has no room for a turn
+            self.on_stock(None, 0)
 
     def make_batch(self) -> None:
         """Make a batch of what is lacking, of the turn's first, at the same time as the peer."""
