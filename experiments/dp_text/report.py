@@ -20,8 +20,8 @@ STYLES = {
     "full-vocabulary": ("InvisibleInk, full vocabulary", "#56B4E9", "o"),
     "amin": ("Amin et al., corrected", "#D55E00", "^"),
     "amin-published": ("Amin et al., as published", "#E69F00", "^"),
-    "adapmixed": ("AdaPMixED", "#009E73", "s"),
-    "adapmixed-published": ("AdaPMixED, as programmed", "#66C2A5", "s"),
+    "adapmixed": ("AdaPMixED, corrected", "#009E73", "s"),
+    "adapmixed-published": ("AdaPMixED, as published", "#66C2A5", "s"),
     "augpe": ("AugPE", "#CC79A7", "D"),
     "null-references": ("null references", "#777777", "x"),
     "public-only": ("public only", "#000000", "_"),
@@ -43,6 +43,8 @@ def named(row: Row) -> str:
         name += ", all tokens" if row["top_k"] is None else f", k = {row['top_k']}"
     if row["batch"] is not None and row["method"] not in UNREAD:
         name += f", B = {row['batch']}"
+    if (iterations := row.get("iterations")) is not None:
+        name += f", {iterations} iteration{'s' if iterations > 1 else ''}"
     return name
 
 

@@ -11,8 +11,8 @@ model on the very candidates that epsilon gives (V_k+ grows with it). What a cel
 from references. Beside it, `worth`: what references say of a real text's tokens, without any
 sampling.
 
-Temperatures are the paper's: 1.2 with top-k, 1 without. AugPE generates eight texts for one (7
-variations of each, in one iteration), some at a time: calls of those that have ended count, too.
+Temperatures are the paper's: 1.2 with top-k, 1 without. AugPE generates 7 texts for one in each
+iteration, and one before, some at a time: calls of those that have ended count, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.accounting import rho_for
 from spu_llm.systems.dp_text.baselines import amin, augpe
-from spu_llm.systems.dp_text.corpus import METHODS, CorpusRequest, method_for
+from spu_llm.systems.dp_text.corpus import METHODS, CorpusRequest, augpe_for, method_for
 from spu_llm.systems.dp_text.generator import Generator, Made
 from spu_llm.systems.dp_text.lanes import Features, folded
 from spu_llm.systems.dp_text.methods import Method, Next
@@ -63,7 +63,7 @@ UNREAD = ("public-only", CONTROL, "augpe")  # no batches of references
 TEXTS, TOKENS = 80, 24
 MOST_CALLS = 130_000  # of a cell, when all texts have all tokens
 WITH_TOP_K, WITHOUT = 1.2, 1.0  # temperatures
-ITERATIONS = 1  # of AugPE
+ITERATIONS = (1,)  # of AugPE
 SHOWN = 2  # texts of a cell that the result keeps
 
 
@@ -80,18 +80,20 @@ class DpTextPlan:
     tokens: int = TOKENS
     most_calls: int = MOST_CALLS
     seed: int = 0
+    iterations: Sequence[int] = ITERATIONS
 
 
 @dataclass(frozen=True)
 class DpTextCell:
     """A method with its settings. epsilon: None for what spends nothing; top_k: None for the whole
-    vocabulary.
+    vocabulary; iterations: of AugPE.
     """
 
     method: str
     epsilon: float | None
     batch: int
     top_k: int | None
+    iterations: int | None = None
 
     @property
     def temperature(self) -> float:
@@ -107,6 +109,7 @@ class DpTextCell:
             plan.tokens,
             self.temperature,
             self.top_k,
+            iterations=self.iterations or augpe.ITERATIONS,
         )
 
     def state(self, plan: DpTextPlan) -> str:
@@ -119,6 +122,8 @@ class DpTextCell:
             if amin.published_clip(rho, self.batch, WITHOUT, tokens) is None:
                 return "INF"
         lanes = 1 if self.method in UNREAD else self.batch + 1
+        if self.iterations is not None:
+            lanes = 1 + augpe.VARIATIONS * self.iterations
         calls = plan.texts * plan.tokens * lanes
         return "TLE" if calls > plan.most_calls else "run"
 
@@ -133,7 +138,8 @@ def cells(plan: DpTextPlan) -> list[DpTextCell]:
             continue
         for epsilon in plan.epsilons:
             if method == "augpe":
-                planned.append(DpTextCell(method, epsilon, 1, with_k[-1] if with_k else None))
+                k = with_k[-1] if with_k else None
+                planned += [DpTextCell(method, epsilon, 1, k, n) for n in plan.iterations]
                 continue
             if method == CONTROL:  # C / B, and so the candidates, are the same for every batch
                 planned += [DpTextCell(method, epsilon, 1, k) for k in with_k]
@@ -187,7 +193,7 @@ class Study:
         prg = Prg.from_seed(self.plan.seed, f"dp-text {cell}")
         if cell.method == "augpe":
             made, calls = augpe.corpus(
-                augpe_of(wanted),
+                augpe_for(wanted),
                 self.config,
                 self.weights,
                 self.prompts,
@@ -234,19 +240,6 @@ def without_references(method: Method) -> Method:
         return lambda public, _: token(public, np.tile(public, (method.batch, 1)))
 
     return replace(method, begin=begin, reads=False)
-
-
-def augpe_of(wanted: CorpusRequest) -> augpe.AugPE:
-    """Return AugPE at this budget, of `ITERATIONS`."""
-    assert wanted.epsilon is not None
-    return augpe.for_budget(
-        wanted.epsilon,
-        wanted.delta,
-        max_new_tokens=wanted.max_new_tokens,
-        temperature=wanted.temperature,
-        top_k=wanted.top_k,
-        iterations=ITERATIONS,
-    )
 
 
 class Sample:
@@ -399,6 +392,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_number(
         parser, "--most-calls", MOST_CALLS, "model calls beyond which a cell is left out (TLE)"
     )
+    parser.add_argument(
+        "--iterations",
+        type=commands.numbers,
+        default=list(ITERATIONS),
+        metavar="N,...",
+        help="of augpe (default: 1; the paper's are 1,3,5,10)",
+    )
     commands.add_number(parser, "--seed", 0, "of all draws", "S")
     commands.add_draft_model(parser)
     commands.add_plot(parser, "draw MAUVE against model calls into a file")
@@ -421,10 +421,11 @@ def plan_of(options: argparse.Namespace) -> DpTextPlan:
         options.tokens,
         options.most_calls,
         options.seed,
+        options.iterations,
     )
     for cell in cells(plan):  # refuses nonsense before any work
         if cell.state(plan) == "run":
-            (augpe_of if cell.method == "augpe" else method_for)(cell.wanted(plan))
+            (augpe_for if cell.method == "augpe" else method_for)(cell.wanted(plan))
     return plan
 
 

@@ -17,6 +17,7 @@ from spu_llm.api.defaults import shipped
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential import published, spans, taggers
 from spu_llm.systems.confidential.book import Book
+from spu_llm.systems.confidential.infilling import Infilling
 from spu_llm.systems.confidential.obfuscation import Limits, Public
 from spu_llm.systems.confidential.spans import Prompt
 from spu_llm.systems.watermark.endpoint import HttpSampler
@@ -133,10 +134,16 @@ def outgoing(prompt: Prompt, options: ObfuscationOptions, tokenizer: Tokenizer) 
     directory = options.draft_model or shipped("public")
     if Tokenizer.load(directory).digest != tokenizer.digest:
         raise InputError(f"{directory} has another tokenizer than the model; see --draft-model")
-    # One more for what the model reads before a prompt that begins with a span.
     config, params = load_model(directory)
-    scorer = Scorer(config, params, len(prompt.tokens) + 1)
-    known = Public(scorer, tokenizer, digest_of([params]))
+    infilling = Infilling.of(tokenizer)
+    # One more for what the model reads before a prompt that begins with a span.
+    room = infilling.room(len(prompt.tokens)) if as_published else len(prompt.tokens) + 1
+    if room > config.context:
+        raise InputError(
+            f"to make fakes of {len(prompt.tokens)} tokens the public model reads {room}, and it "
+            f"reads {config.context} at most; shorten the prompt, or give another --draft-model"
+        )
+    known = Public(Scorer(config, params, room), tokenizer, digest_of([params]), infilling)
     if as_published:
         return _as_published(options, known, prompt, public)
     return _repaired(options, known, prompt, public)

@@ -74,7 +74,7 @@ class PrivateTextOptions:
             places=places,
             noises=2 if self.peer_references else 1,
         )
-        prompts = Prompts(tokenizer, self.query, self.reference_tokens)
+        prompts = Prompts.of_query(tokenizer, self.query, self.reference_tokens)
         return SecureCorpusRequest(
             parameters, self.delta, places, prompts, self.texts, self.peer_references
         )

@@ -14,6 +14,7 @@ from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED, read_snippets
 from spu_llm.api.defaults import shipped
 from spu_llm.core.errors import InputError
+from spu_llm.systems.confidential.infilling import Infilling
 from spu_llm.systems.confidential.obfuscation import Public
 from spu_llm.systems.confidential.spans import Marked, Prompt, Span, tokenised
 
@@ -38,14 +39,21 @@ def held_out(tokenizer: Tokenizer) -> list[list[int]]:
     return [tokenizer.encode(s.text) for s in read_snippets(SHIPPED / "held_out.jsonl")]
 
 
-def setting_of(model: Path, seed: int) -> Setting:
-    """Return the setting with the owner's model in this directory."""
-    tokenizer = Tokenizer.load(model)
-    room = 2 * (BEFORE + AFTER + LONGEST)
+def setting_of(model: Path, seed: int, public: Path | None = None) -> Setting:
+    """Return the setting with the owner's model in this directory, and a public model (None: the
+    shipped one). InputError when they have other tokenizers.
+    """
+    tokenizer, directory = Tokenizer.load(model), public or shipped("public")
+    if Tokenizer.load(directory).digest != tokenizer.digest:
+        raise InputError(
+            f"{directory} has another tokenizer than {model}; give a --public model that has its"
+        )
+    length, infilling = BEFORE + AFTER + LONGEST, Infilling.of(tokenizer)
+    scorer = Scorer(*load_model(directory), infilling.room(length))
     return Setting(
-        Public(Scorer(*load_model(shipped("public")), room), tokenizer),
-        Scorer(*load_model(model), room),
-        [text for text in held_out(tokenizer) if len(text) > room],
+        Public(scorer, tokenizer, infilling=infilling),
+        Scorer(*load_model(model), 2 * length),
+        [text for text in held_out(tokenizer) if len(text) > 2 * length],
         np.random.default_rng(seed),
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 class AttackConfig:
     """What an attack is run on. `on_stage` hears of progress. Of split models: which attacks (none:
     all), blocks of front and back, and the codebook's distribution, where it is not the default, or
-    what a tuning left.
+    what a tuning left. Of fakes: the public model that makes them, where it is not the shipped one.
     """
 
     model: Path
@@ -23,3 +23,4 @@ class AttackConfig:
     mechanism: str | None = None
     epsilon: float | None = None
     secrets: Path | None = None
+    public: Path | None = None

@@ -37,6 +37,10 @@ _GENERATED = 4  # tokens that a vault's engine is shown the queries of
 _TRIES = 40  # for each prompt that is asked for, until one has fakes
 
 
+def _setting(wanted: AttackConfig) -> Setting:
+    return setting_of(wanted.model, wanted.seed, wanted.public)
+
+
 # ---- what goes out for them
 
 Obfuscate = Callable[[Setting, Prompt], Sent]
@@ -114,7 +118,7 @@ def _guessed(
     draw: Callable[[Setting], Prompt | None] = of_text,
 ) -> Iterator[AttackOutcome]:
     """Yield the outcome of one guess for each prompt's set."""
-    setting = setting_of(wanted.model, wanted.seed)
+    setting = _setting(wanted)
     sent, _ = _sent(wanted, setting, draw, obfuscate)
     hits = sum(guess(setting, s) == s.own for s in sent)
     yield _outcome(attack, mode, what, sent, hits)
@@ -139,7 +143,7 @@ def _posterior(
         ("real text", of_text, fewer),
     )
     for distribution, draw, of in distributions:
-        setting = setting_of(wanted.model, wanted.seed)
+        setting = _setting(wanted)
         sent, refused = _sent(of, setting, draw, obfuscate)
         guesses = [sets.by_likelihood(setting.public, setting.owner, s) for s in sent]
         best, hits, tries = sets.best_of(guesses, [s.own for s in sent])
@@ -197,12 +201,12 @@ def _incoherent(wanted: AttackConfig, mode: str, obfuscate: Obfuscate) -> Iterat
 
 
 def intersection_published(wanted: AttackConfig) -> Iterator[AttackOutcome]:
-    setting, obfuscate = setting_of(wanted.model, wanted.seed), _published("program")
+    setting, obfuscate = _setting(wanted), _published("program")
     yield _intersection(wanted, setting, "published", "as programmed", lambda: obfuscate)
 
 
 def intersection_repaired(wanted: AttackConfig) -> Iterator[AttackOutcome]:
-    setting = setting_of(wanted.model, wanted.seed)
+    setting = _setting(wanted)
     yield _intersection(wanted, setting, "repaired", "without a book of secrets", lambda: _repaired)
     # In one process it keeps account as one in a folder does.
     yield _intersection(
@@ -263,7 +267,7 @@ def layer0_repaired(wanted: AttackConfig) -> Iterator[AttackOutcome]:
 
 def _layer0(wanted: AttackConfig, mode: str, obfuscate: Obfuscate) -> Iterator[AttackOutcome]:
     """Yield the outcome of layer0 on real runs: it reads all prompts, the user's among them."""
-    sent, _ = _sent(wanted, setting_of(wanted.model, wanted.seed), of_text, obfuscate)
+    sent, _ = _sent(wanted, _setting(wanted), of_text, obfuscate)
     config, weights = load_folded(wanted.model)
     made = layer0.dictionary(config, weights, max(len(row) for s in sent for row in s.rows))
     seen = _seen_of(wanted, sent, mode)
@@ -304,7 +308,7 @@ def _compact(wanted: AttackConfig, mode: str, obfuscate: Obfuscate) -> Iterator[
     """Yield the outcome of compact on real runs of engine, vault and user: whose answers are an
     exact forward's?
     """
-    sent, _ = _sent(wanted, setting_of(wanted.model, wanted.seed), of_text, obfuscate)
+    sent, _ = _sent(wanted, _setting(wanted), of_text, obfuscate)
     config, weights = load_folded(wanted.model)
     seen = _seen_of(wanted, sent, mode)
     hits = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 from pathlib import Path
+from typing import Any
 
 from spu_llm.core.errors import InputError
 
@@ -39,29 +40,45 @@ def read_json_texts(path: Path, option: str) -> list[str]:
     """Return the "text" of each line of a JSON Lines file; blank lines at its end do not count.
     InputError names the first line that cannot be used, and shows nothing of what is in it.
     """
+    texts = []
+    for number, record in enumerate(read_json_lines(path, option), 1):
+        if not isinstance(text := record.get("text"), str):
+            raise _not_a_record(path, option, number)
+        texts.append(text)
+    return texts
+
+
+def read_json_lines(path: Path, option: str) -> list[dict[str, Any]]:
+    """Return the object on each line of a JSON Lines file, as `read_json_texts` does."""
     lines = read_text(path, option).split("\n")
     while lines and _is_blank(lines[-1]):
         lines.pop()
-    texts = []
+    records = []
     for number, line in enumerate(lines, 1):
-        text = _text_in(line)
-        if text is None:
-            raise InputError(
-                f'{path}, of {option}, line {number}: must be a JSON object like {{"text": "..."}}'
-            )
-        texts.append(text)
-    return texts
+        record = _record_in(line)
+        if record is None:
+            raise _not_a_record(path, option, number)
+        records.append(record)
+    return records
+
+
+def _not_a_record(path: Path, option: str, number: int) -> InputError:
+    return InputError(
+        f'{path}, of {option}, line {number}: must be a JSON object like {{"text": "..."}}'
+    )
 
 
 def _is_blank(line: str) -> bool:
     return not line.strip(" \t\r")  # what JSON takes for space; U+2028 is none
 
 
-def _text_in(line: str) -> str | None:
-    """Return the "text" of one line; None if there is none, or it has half of a surrogate pair."""
+def _record_in(line: str) -> dict[str, Any] | None:
+    """Return the object of one line; None if there is none, or a text in it has half of a surrogate
+    pair.
+    """
     try:
-        text = json.loads(line)["text"]
-        text.encode()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        record = json.loads(line)
+        json.dumps(record, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return None
-    return text if isinstance(text, str) else None
+    return record if isinstance(record, dict) else None

@@ -91,5 +91,5 @@ def test_what_cannot_be_hidden_is_refused(
 def test_fakes_as_published_are_named_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    made = ran(tmp_path / "a.json", "--as-published", "--epsilon", "0.5", "--min-fakes", "1")
+    made = ran(tmp_path / "a.json", "--as-published", "--epsilon", "0.9", "--min-fakes", "1")
     assert made["prompts"][made["own"]] == OWN and "which is wrong" in made["says"]

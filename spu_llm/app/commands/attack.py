@@ -67,6 +67,13 @@ def add_command(commands: Any) -> None:
         metavar="DIR",
         help="the owner's model directory (default: the shipped one)",
     )
+    parser.add_argument(
+        "--public",
+        type=Path,
+        metavar="DIR",
+        help="in the modes published and repaired the public model that makes fakes, with the "
+        "tokenizer of --model (default: the shipped one)",
+    )
     split = parser.add_argument_group("of split models")
     split.add_argument(
         "--attack", default="", metavar="NAME,...", help="a1 to a6, a8 to a12 (default: all)"
@@ -119,6 +126,8 @@ def _run(options: argparse.Namespace) -> None:
     place_of(options.name, options.mode)
     if not 2 <= options.prompts <= MAX_PROMPTS:
         raise InputError(f"--prompts must be 2 to {MAX_PROMPTS}, found {options.prompts}")
+    if options.public is not None and options.mode not in ("published", "repaired"):
+        raise InputError("--public is of the modes published and repaired")
     if options.seed < 0:
         raise InputError(f"--seed must be 0 or more, found {options.seed}")
     of_split = _of_split(options)
@@ -131,6 +140,7 @@ def _run(options: argparse.Namespace) -> None:
         options.prompts,
         options.seed,
         progress.stage,
+        public=options.public,
         **of_split,
     )
     outcomes = []
@@ -152,6 +162,8 @@ def _run(options: argparse.Namespace) -> None:
         for o in outcomes
     ]
     config = {"model": wanted.model.name, "prompts": wanted.prompts, "seed": wanted.seed}
+    if wanted.public is not None:
+        config["public"] = wanted.public.name
     config |= {
         name: value if isinstance(value, float | tuple) else str(value)
         for name, value in of_split.items()

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.api.defaults import shipped
-from spu_llm.app import two_party_text
+from spu_llm.app import template_options, two_party_text
 from spu_llm.app.options import check_served_model
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import show, tell
 from spu_llm.core.errors import InputError
 
-DELTA, BATCH, NEW_TOKENS, TOP_K = 1e-6, 8, 64, 50
+DELTA, BATCH, NEW_TOKENS, TOP_K, ITERATIONS = 1e-6, 8, 64, 50, 3
 EPSILONS = (1.0, 3.0, 5.0, 10.0)
 _ADJACENCIES = ("replace-by-null", "zero-out", "replace-one")
 _METHODS = (
@@ -54,8 +54,9 @@ def add_command(commands: Any) -> None:
         help='a JSON object with "text" a line; in the order of the file, B at a time make a batch',
     )
     generate.add_argument(
-        "--query", required=True, metavar="TEXT", help="public: what each text goes on from"
+        "--query", metavar="TEXT", help="public: what each text goes on from; or give templates"
     )
+    template_options.add_options(generate)
     generate.add_argument("--texts", type=int, required=True, metavar="N", help="how many")
     generate.add_argument(
         "--out",
@@ -92,6 +93,13 @@ def add_command(commands: Any) -> None:
         default="invisibleink",
         metavar="NAME",
         help=f"one of {_METHODS} (default: %(default)s)",
+    )
+    generate.add_argument(
+        "--iterations",
+        type=int,
+        default=ITERATIONS,
+        metavar="N",
+        help="of augpe (default: %(default)s)",
     )
     two_party_text.add_options(generate)
     generate.add_argument("--debug", action="store_true", help="show a traceback on errors")
@@ -164,11 +172,11 @@ def _generate(options: argparse.Namespace) -> None:
     """Generate texts: progress and what is promised to stderr, the texts to `--out`."""
     from spu_llm.app.progress import Progress
     from spu_llm.systems.dp_text import corpus
-    from spu_llm.systems.dp_text.prompts import prompts_for, read_references
     from spu_llm.systems.dp_text.statement import summary
 
     if not options.out.resolve().parent.is_dir():
         raise InputError(f"--out: {options.out.resolve().parent} is not a directory; make it first")
+    template_options.check(options)
     if options.server is not None:
         two_party_text.generate(options)
         return
@@ -186,6 +194,7 @@ def _generate(options: argparse.Namespace) -> None:
         options.top_k or None,
         options.adjacency,
         options.centre,
+        options.iterations,
     )
     # What can be wrong is found before the model is loaded.
     batch = options.batch
@@ -193,23 +202,17 @@ def _generate(options: argparse.Namespace) -> None:
         corpus.augpe_for(wanted)
     else:
         batch = corpus.method_for(wanted).batch
-    references = read_references(options.references)
+    asked = template_options.asked(options)
     if wanted.method != "augpe":
-        corpus.check_texts(options.texts, len(references), batch)
+        corpus.check_texts(options.texts, [len(some) for some in asked.references.values()], batch)
     progress = Progress()
     try:
         progress.stage("loading the model")
-        model, tokenizer = _model(options.model or shipped("private"))
-        prompts = prompts_for(
-            tokenizer,
-            options.query,
-            model.config.context,
-            options.max_new_tokens,
-            options.reference_tokens,
-        )
-        written = corpus.write_corpus(
-            options.out, wanted, model, prompts, references, progress.update
-        )
+        directory = options.model or shipped("private")
+        model, tokenizer = _model(directory)
+        room = model.config.context, options.max_new_tokens, options.reference_tokens
+        sources = asked.sources(directory, tokenizer, *room)
+        written = corpus.write_corpus(options.out, wanted, model, sources, progress.update)
     finally:
         progress.close()
     tell(summary(written))

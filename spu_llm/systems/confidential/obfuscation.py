@@ -69,6 +69,7 @@ from models.scoring import Scored, Scorer
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
+from spu_llm.systems.confidential.infilling import Infilling
 from spu_llm.systems.confidential.repeats import Repeats
 from spu_llm.systems.confidential.spans import Prompt, filled, said, secret_in, tokenised
 
@@ -116,15 +117,22 @@ class TooFewError(InputError):
 
 @dataclass(frozen=True)
 class Public:
-    """The public model and tokenizer, as every party may have them; digest: of the model."""
+    """The public model and tokenizer, as every party may have them; digest: of the model;
+    infilling: how it is asked what stands in a gap, as published.
+    """
 
     scorer: Scorer
     tokenizer: Tokenizer
     digest: str = ""
+    infilling: Infilling = Infilling()
 
     def before(self, tokens: Sequence[int], first: int) -> list[int]:
         """Return what the model reads before token `first`: a text's end where there is nothing."""
         return list(tokens[:first]) or [min(self.tokenizer.eos_ids)]
+
+    def around(self, tokens: Sequence[int], target: range) -> list[int]:
+        """Return what the model reads before it fills a gap of a text in place of a target."""
+        return self.infilling.context(tokens, target) or [min(self.tokenizer.eos_ids)]
 
 
 def alike(public: Public, prompt: Prompt, prg: Prg, limits: Limits) -> np.ndarray:

@@ -4,7 +4,8 @@
 Its bins are additive, eps' = eps / n wide for a target of n tokens; theorem 5.1 concludes that a
 fake's probability is within eps of the target's, and the paper from that, that a guess succeeds
 with probability at most 1 / (lambda + 1) + eps + 2 Delta. But closeness of small probabilities says
-nothing of their ratio. Every target is sampled by itself, given the original text before it.
+nothing of their ratio. Every target is sampled by itself, given the original text around it, which
+the model reads as a prompt for infilling (`infilling`).
 
 `as_printed`  The algorithm, with two corrections without which it does nothing or betrays itself:
               S_fake starts with the empty string, not empty; the target itself is taken out. Top
@@ -12,9 +13,6 @@ nothing of their ratio. Every target is sampled by itself, given the original te
 `as_programmed`  What the authors' program does: bins [floor(rho N) / N + 0.001, + 1 / N), N =
               1 / eps'; a random lambda of those in the bin; a fake ends early at a full stop or a
               new line; the result is sorted by |probability - the target's|.
-
-The prompt for infilling, which shows a model the text after the target too, needs a model that was
-trained for it: here the model reads what is before.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ def as_printed(
 ) -> PublishedFakes:
     """Sample fakes of a target by algorithm 1."""
     own = prompt.tokens[target.start : target.stop]
-    before = public.before(prompt.tokens, target.start)
+    before = public.around(prompt.tokens, target)
     step = eps / len(own)  # eps'
     texts = public.scorer.begin(before)  # S_fake, the empty string
     start = texts.tokens.shape[1]
@@ -76,7 +74,7 @@ def as_programmed(
 ) -> PublishedFakes:
     """Sample fakes of a target as the authors' program does."""
     own = prompt.tokens[target.start : target.stop]
-    before = public.before(prompt.tokens, target.start)
+    before = public.around(prompt.tokens, target)
     bins = len(own) / eps  # N
     texts = public.scorer.begin(before)
     start = texts.tokens.shape[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ METHODS = {
     "public-only": "the model without references: spends nothing",
     "amin": "Amin et al. 2024: clipped logits behind a sparse vector test, corrected",
     "amin-published": "the same with the charges as published, which are too low",
-    "adapmixed": "AdaPMixED: mixed distributions, a loss that depends on the data",
-    "adapmixed-published": "the same, its mixing as its authors' program has it",
+    "adapmixed": "AdaPMixED, corrected: mixed distributions, a loss that depends on the data",
+    "adapmixed-published": "the same as published: references left out, its program's mixing",
     "augpe": "AugPE: variations that references vote for",
 }
 
@@ -52,6 +52,7 @@ class CorpusRequest:
     top_k: int | None = None
     adjacency: str = "replace-by-null"
     centre: bool = False
+    iterations: int = augpe.ITERATIONS
 
 
 def method_for(wanted: CorpusRequest) -> Method:
@@ -87,16 +88,15 @@ def method_for(wanted: CorpusRequest) -> Method:
             parameters
         )
     name, _, published = w.method.partition("-")
-    kinds = {"amin": amin.for_budget, "adapmixed": adapmixed.for_budget}
-    return kinds[name](
-        w.epsilon,
-        w.delta,
-        batch=w.batch,
-        max_new_tokens=w.max_new_tokens,
-        temperature=w.temperature,
-        adjacency=w.adjacency,
-        published=bool(published),
-    )
+    common = {
+        "batch": w.batch,
+        "max_new_tokens": w.max_new_tokens,
+        "temperature": w.temperature,
+        "published": bool(published),
+    }
+    if name == "adapmixed":
+        return adapmixed.for_budget(w.epsilon, w.delta, **common)
+    return amin.for_budget(w.epsilon, w.delta, adjacency=w.adjacency, **common)
 
 
 def augpe_for(wanted: CorpusRequest) -> augpe.AugPE:
@@ -110,16 +110,19 @@ def augpe_for(wanted: CorpusRequest) -> augpe.AugPE:
         temperature=wanted.temperature,
         top_k=wanted.top_k,
         adjacency=wanted.adjacency,
+        iterations=wanted.iterations,
     )
 
 
-def check_texts(texts: int, references: int, batch: int) -> None:
-    """Raise InputError unless every text has a batch of its own."""
-    most = -(-references // batch)
+def check_texts(texts: int, groups: Sequence[int], batch: int) -> None:
+    """Raise InputError unless every text has a batch of its own; groups: how many references have
+    the same labels.
+    """
+    most = sum(-(-references // batch) for references in groups)
     if not 1 <= texts <= most:
         raise InputError(
-            f"{references} references make {most} batches of {batch} (the last one may be filled "
-            f"up), a text each; --texts must be 1 to {most}, found {texts}"
+            f"{sum(groups)} references make {most} batches of {batch} (the last one of each label "
+            f"may be filled up), a text each; --texts must be 1 to {most}, found {texts}"
         )
 
 
@@ -132,20 +135,58 @@ class Model:
     digest: str
 
 
+@dataclass(frozen=True)
+class Sources:
+    """What texts are made from. groups: references with the same labels, and their prompts; facts:
+    what the prompts follow from, as JSON has it; labels: the names of labels. vary: prompts by
+    which AugPE has a text written anew, of which it draws one each time; none: it goes on from the
+    text as from a reference.
+    """
+
+    groups: Sequence[tuple[Prompts, Sequence[str]]]
+    facts: dict[str, Any]
+    labels: dict[str, list[str]] = field(default_factory=dict)  # of each group, by name
+    vary: Sequence[Prompts] = ()
+
+    @property
+    def references(self) -> list[str]:
+        """Return all references with their labels, for the ledger."""
+        texts = []
+        for number, (_, some) in enumerate(self.groups):
+            of_group = [values[number] for values in self.labels.values()]
+            texts += [json.dumps([*of_group, text]) if of_group else text for text in some]
+        return texts
+
+    @property
+    def rooms(self) -> tuple[int, int]:
+        """Return the room that the longest public and private prompts need."""
+        prompts = [prompts for prompts, _ in self.groups]
+        return max(len(p.public) for p in prompts), max(p.room for p in prompts)
+
+
+def of_query(prompts: Prompts, references: Sequence[str]) -> Sources:
+    """Return the sources of texts that go on with a query."""
+    return Sources([(prompts, references)], {"query": prompts.query})
+
+
 def write_corpus(
     out: Path,
     wanted: CorpusRequest,
     model: Model,
-    prompts: Prompts,
-    references: Sequence[str],
+    sources: Sources,
     say: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
     """Write the texts to `out`, its ledger and its statement, which is returned; or go on with what
     an earlier run began there. InputError before anything is spent.
     """
+    prompts, _ = sources.groups[0]
+    references = sources.references
+    asked = asdict(wanted)
+    if wanted.method != "augpe":
+        del asked["iterations"]
     run = {
-        **asdict(wanted),
-        "query": prompts.query,
+        **asked,
+        **sources.facts,
         "reference_tokens": prompts.reference_tokens,
         "model": model.digest,
         "tokenizer": prompts.tokenizer.digest,
@@ -178,11 +219,12 @@ def write_corpus(
                     wanted.texts,
                     prg,
                     say,
+                    sources.vary,
                 )
-                file.add([_line(text, prompts) for text in made])
+                file.add([_line(text, prompts, {}) for text in made])
         return promised
     method = method_for(wanted)
-    check_texts(wanted.texts, len(references), method.batch)
+    check_texts(wanted.texts, [len(some) for _, some in sources.groups], method.batch)
     promised = statement(
         name=method.name,
         event=method.event,
@@ -193,12 +235,21 @@ def write_corpus(
         texts=wanted.texts,
         run=run,
     )
-    generator = Generator(method, model.config, model.weights, prompts)
-    parts = batches(references, method.batch)
+    generators = [
+        Generator(method, model.config, model.weights, prompts, sources.rooms)
+        for prompts, _ in sources.groups
+    ]
+    parts = [
+        (group, batch)
+        for group, (_, some) in enumerate(sources.groups)
+        for batch in batches(some, method.batch)
+    ]
 
     def make(number: int, prg: Prg) -> dict[str, Any]:
-        text = generator.text(parts[number], prg, lambda tokens: say_text(number, tokens))
-        return _line(text, prompts)
+        group, batch = parts[number]
+        text = generators[group].text(batch, prg, lambda tokens: say_text(number, tokens))
+        labels = {name: values[group] for name, values in sources.labels.items()}
+        return _line(text, prompts, labels)
 
     with ledger_file.opened(out, run, references, spends_of(promised)) as file:
         write_statement(out, promised)
@@ -221,8 +272,9 @@ def write_statement(out: Path, promised: dict[str, Any]) -> None:
         raise InputError(f"--out: cannot write {path}: {exc.strerror}") from None
 
 
-def _line(text: Made, prompts: Prompts) -> dict[str, Any]:
+def _line(text: Made, prompts: Prompts, labels: dict[str, str]) -> dict[str, Any]:
     return {
+        **labels,
         "text": prompts.tokenizer.decode(text.tokens),
         "tokens": text.tokens,
         "ended": text.ended,

@@ -30,13 +30,24 @@ class Made:
 class Generator:
     """A method with a model, and the prompts of one query."""
 
-    def __init__(self, method: Method, config: ModelConfig, weights: Any, prompts: Prompts) -> None:
-        """Prepare the lanes of a method; weights: folded (`lanes.folded`)."""
+    def __init__(
+        self,
+        method: Method,
+        config: ModelConfig,
+        weights: Any,
+        prompts: Prompts,
+        rooms: tuple[int, int] | None = None,
+    ) -> None:
+        """Prepare the lanes of a method; weights: folded (`lanes.folded`). rooms: of the public
+        prompt and of a private one, where others have longer ones, so that all share what is
+        compiled.
+        """
         self.method, self.prompts = method, prompts
         self._config, self._weights = config, weights
+        public, private = rooms or (len(prompts.public), prompts.room)
         # phi_pub comes from a forward of its own, in which no reference takes part.
-        self._public = self.lanes(1, len(prompts.public))
-        self._private = self.lanes(method.batch, prompts.room) if method.reads else None
+        self._public = self.lanes(1, public)
+        self._private = self.lanes(method.batch, private) if method.reads else None
         self._none = np.zeros((method.batch, 0), np.float32)
 
     @property

@@ -108,7 +108,7 @@ def write_corpus(
     began there. The statement, and what the parties learned in the last session.
     """
     p = asked.parameters
-    check_texts(asked.texts, len(references), asked.own)
+    check_texts(asked.texts, [len(references)], asked.own)
     run = {
         **asdict(p),
         "delta": asked.delta,

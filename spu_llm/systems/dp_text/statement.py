@@ -16,7 +16,8 @@ MEANING = {
 }
 PUBLIC = (
     "the model and its tokenizer, the query, every parameter of this statement, how many "
-    "references there are and which of them make a batch (their places in the file)",
+    "references there are and which of them make a batch (their places in the file), and their "
+    "labels, where there are any",
     "all texts, their number, and the length of each",
 )
 NOT_PROTECTED = (

@@ -103,12 +103,16 @@ def test_caption_of_figure_9_is_neither_bound(
 def test_a_text_needs_a_batch_of_its_own() -> None:
     """TAB has 1013 texts: 7 full batches of 127, where the paper says 8, which needs 1016."""
     assert 1013 // 127 == 7
-    check_texts(7, 7 * 127, 127)
+    check_texts(7, [7 * 127], 127)
     with pytest.raises(InputError, match="must be 1 to 7, found 8"):
-        check_texts(8, 7 * 127, 127)
-    check_texts(8, 1013, 127)  # the last one filled up with nulls
+        check_texts(8, [7 * 127], 127)
+    check_texts(8, [1013], 127)  # the last one filled up with nulls
     with pytest.raises(InputError):
-        check_texts(9, 1013, 127)
+        check_texts(9, [1013], 127)
+    # Those of each label make batches of their own.
+    check_texts(9, [500, 513], 127)
+    with pytest.raises(InputError):
+        check_texts(9, [508, 505], 127)
 
 
 @settings(max_examples=25)

@@ -150,7 +150,10 @@ class PublicWithCanary(Generator):
 
     def text(self, references: Sequence[str], prg: Prg, on_token: Any = None) -> Made:
         if references[0]:
-            prompts = replace(self.prompts, query=f"{references[0]} {self.prompts.query}")
+            own = self.prompts.tokenizer.encode(f"{references[0]} ", goes_on=True)
+            begin = self.prompts.begin
+            public = [*begin, *own, *self.prompts.public[len(begin) :]]
+            prompts = replace(self.prompts, public=public)
             return Generator(self.method, *self.model, prompts).text(references, prg)  # type: ignore[attr-defined, call-arg]
         return super().text(references, prg)
 

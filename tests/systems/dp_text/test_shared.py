@@ -144,7 +144,7 @@ def test_a_place_that_is_none_is_refused(place: int, monkeypatch: pytest.MonkeyP
 
 def asked(directory: Path, of_provider: int) -> SecureCorpusRequest:
     save_tokenizer(directory)
-    prompts = Prompts(Tokenizer.load(directory), "def ", 3)
+    prompts = Prompts.of_query(Tokenizer.load(directory), "def ", 3)
     parameters = Parameters(2 + of_provider, 0.8, 0.9, 4, 5)
     return SecureCorpusRequest(parameters, 1e-6, 16, prompts, texts=2, of_provider=of_provider)
 

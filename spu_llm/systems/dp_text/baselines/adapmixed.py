@@ -11,8 +11,9 @@ sensitive, and is no differential privacy, so that its event is one that no acco
 3. epsilon = charges + ln(1 - 1 / alpha) - ln(delta alpha) / (alpha - 1); a token that would take it
    above the target is not drawn, and ends the text.
 
-`published` sets lambda_i = 0, as the authors' program does, where even lambda_i = 1 meets the
-constraint; corrected, it is 1 there. A null reference's p_i is p_0.
+`published` leaves reference i out of pbar_-i (adding or removing one), and sets lambda_i = 0, as
+the authors' program does, where even lambda_i = 1 meets the constraint. Corrected, p_0 takes the
+place of p_i there, as for all other methods here, and lambda_i is 1. A null reference's p_i is p_0.
 """
 
 from __future__ import annotations
@@ -102,7 +103,6 @@ def for_budget(
     batch: int,
     max_new_tokens: int,
     temperature: float = 1.0,
-    adjacency: str = "replace-by-null",
     published: bool = False,
 ) -> Method:
     """Return the method that stops at this epsilon."""
@@ -114,7 +114,7 @@ def for_budget(
         max_new_tokens,
         temperature,
         published=published,
-        replace=adjacency != "add-or-remove",
+        replace=not published,
     )
 
     def begin(present: np.ndarray, prg: Prg) -> Next:

@@ -1,9 +1,11 @@
 """AugPE (Xie et al. 2024), for a model that is reached through an interface alone (spec 3.3).
 
 1. A random text for each that is wanted, of the public model.
-2. T_AugPE times: L = 7 variations of each, which the model makes by going on from it (the query
-   after a text, as a reference has it); each reference votes for the nearest of all candidates, in
-   the space of `lanes.Features`; the best are kept by H(x) + N(0, sigma^2), H the number of votes.
+2. T_AugPE times: L = 7 variations of each; each reference votes for the nearest of all candidates,
+   in the space of `lanes.Features`; the best are kept by H(x) + N(0, sigma^2), H the number of
+   votes. As published a variation is the model's answer to a prompt that asks for the text in
+   other words, in a style that is drawn each time (`vary`: a prompt for each style). Without such
+   prompts, for a model that follows none, it goes on from the text, as from a reference.
 
 Only the votes read references. A null reference has none, so that one reference more or less moves
 H by 1 (l2), one in another's place by sqrt 2; where an empty text voted, too, it would be sqrt 2 in
@@ -23,6 +25,7 @@ import numpy as np
 from dp_accounting import dp_event
 
 from models.family import ModelConfig
+from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.accounting import rho_for
 from spu_llm.systems.dp_text.generator import Made
@@ -32,7 +35,16 @@ from spu_llm.systems.dp_text.parameters import Parameters, check_budget
 from spu_llm.systems.dp_text.prompts import Prompts
 from spu_llm.systems.dp_text.sampling import draw, gaussian
 
-VARIATIONS, ITERATIONS = 7, 3
+VARIATIONS, ITERATIONS, MOST_ITERATIONS = 7, 3, 100
+# What {style} in a prompt for variations stands for, after the manner of the authors' program.
+STYLES = (
+    "in a casual way",
+    "in a professional way",
+    "in a creative way",
+    "in other words",
+    "in fewer words",
+    "with more details",
+)
 _AT_ONCE = 8  # texts that go through the model together
 SENSITIVITY = {"replace-by-null": 1.0, "zero-out": math.sqrt(2), "replace-one": math.sqrt(2)}
 
@@ -68,6 +80,8 @@ def for_budget(
 ) -> AugPE:
     """Return AugPE with the least noise that the budget allows."""
     check_budget(epsilon, delta)
+    if not 1 <= iterations <= MOST_ITERATIONS:
+        raise InputError(f"--iterations must be 1 to {MOST_ITERATIONS}, found {iterations}")
     Parameters(1, 0.0, temperature, max_new_tokens, top_k, adjacency)  # refuses nonsense
     rho = rho_for(epsilon, delta)
     noise = SENSITIVITY[adjacency] * math.sqrt(iterations / (2 * rho)) * (1 + 2.0**-40)
@@ -92,13 +106,16 @@ def corpus(
     wanted: int,
     prg: Prg,
     say: Callable[[str], None] = lambda what: None,
+    vary: Sequence[Prompts] = (),
 ) -> tuple[list[Made], int]:
     """Make `wanted` texts of all references, and return them with the number of next-token
-    evaluations of the model that they took.
+    evaluations of the model that they took. vary: prompts for a variation of a text.
     """
     tokenizer, new = prompts.tokenizer, settings.max_new_tokens
     first = _Writer(settings, Lanes(config, folded, _AT_ONCE, len(prompts.public), new), prompts)
-    again = _Writer(settings, Lanes(config, folded, _AT_ONCE, prompts.room, new), prompts)
+    vary = vary or [prompts]
+    room = max(one.room for one in vary)
+    again = _Writer(settings, Lanes(config, folded, _AT_ONCE, room, new), prompts)
     features = Features(config, folded, _AT_ONCE, max(prompts.reference_tokens, new))
     real = features.of(
         [prompts.begin + tokenizer.encode(text, goes_on=True) for text in references]
@@ -108,8 +125,11 @@ def corpus(
     kept = first.texts([prompts.public] * wanted, prg)
     for number in range(settings.iterations):
         say(f"iteration {number + 1} of {settings.iterations}")
-        sources = [prompts.private(tokenizer.decode(made.tokens)) for made in kept]
-        repeated = [row for row in sources for _ in range(settings.variations)]
+        sources = [
+            tokenizer.decode(made.tokens) for made in kept for _ in range(settings.variations)
+        ]
+        drawn = (prg.uniform((len(sources),)) * len(vary)).astype(int)
+        repeated = [vary[i].private(text) for i, text in zip(drawn, sources, strict=True)]
         pool = kept + again.texts(repeated, prg)
         counts = votes(features.of([prompts.begin + made.tokens for made in pool]), real, present)
         noisy = counts + settings.noise * gaussian(counts.shape, prg)
