@@ -30,6 +30,7 @@ from spu_llm.systems.split.modes import (
 )
 
 BATCH, LENGTH, ROUNDS, SAVE_EVERY, LEARNING_RATE = 16, 64, 200, 10, 1e-3
+MOST_TOKENS = 4096  # whose probabilities fit into memory at once
 
 Run = Callable[[argparse.Namespace], None]
 
@@ -219,6 +220,43 @@ def add_tune(roles: Any, run: Run) -> None:
     )
     _precision(tune)
     tune.set_defaults(run=run, ranges=None, pool=None, jobs=None, hint_cache=None)
+
+
+def add_spent(roles: Any, run: Run) -> None:
+    spent = roles.add_parser(
+        "spent",
+        help="what a codebook's mechanisms spend on a model's table, beside what they are given",
+        description="For one feature of a token table and each mechanism of 'split tune': what its "
+        "probabilities as printed sum to (Eq. 2), and the logarithm of the largest ratio of "
+        "probabilities, of one token's values (of which NOIR's Theorem 1 is proved) and of one "
+        "value for two tokens (which epsilon is about).",
+    )
+    spent.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="whose table it is (default: the shipped private one)",
+    )
+    spent.add_argument(
+        "--epsilon",
+        type=float,
+        default=EPSILON / FEATURES,
+        metavar="E",
+        help="of this feature (default: %(default).6g, the paper's)",
+    )
+    spent.add_argument(
+        "--tokens",
+        type=int,
+        default=1024,
+        metavar="N",
+        help=f"the table's first ones, {MOST_TOKENS} at most (default: %(default)s)",
+    )
+    spent.add_argument(
+        "--feature", type=int, default=0, metavar="I", help="its column (default: %(default)s)"
+    )
+    spent.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    spent.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    spent.set_defaults(run=run)
 
 
 def add_bounds(roles: Any, run: Run) -> None:

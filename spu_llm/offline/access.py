@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from spu_llm.core.errors import PoolError
 
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _LOOK_S = 0.02  # longer than `is_locked` holds a lock
 
 
@@ -84,4 +86,5 @@ def failures(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        raise PoolError(f"{exc.filename or path}: {exc.strerror or exc}") from exc
+        full = "; make room on that disk" if exc.errno in _FULL else ""
+        raise PoolError(f"{exc.filename or path}: {exc.strerror or exc}{full}") from exc

@@ -85,6 +85,31 @@ def test_bounds_are_of_a_model_s_vocabulary(
     assert result["bounds"]["neighbours_stated"] is None and "inf" not in out
 
 
+def test_what_mechanisms_spend_on_a_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Eq. 2 does not sum to one, and Theorem 1 does not hold: ARR spends more than it is given."""
+    command = ["split", "spent", "--tokens", "64", "--epsilon", "0.01"]
+    out, result = printed(capsys, tmp_path / "a.json", *command)
+    spent = result["mechanisms"]
+    assert spent["arr"]["most_sum"] < 1
+    for name in ("arr-renormalised", "grr", "exponential"):
+        assert spent[name]["least_sum"] == pytest.approx(1) == spent[name]["most_sum"]
+    assert spent["grr"]["between"] == pytest.approx(0.01)
+    assert spent["exponential"]["between"] <= 0.01 + 1e-12
+    # What the proof is about, ratios within a token's row, is another thing than what is spent.
+    assert spent["arr"]["between"] > 0.01 and spent["arr-renormalised"]["between"] > 0.01
+    assert f"{spent['arr']['between']:.5g}" in out
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--tokens", "1"), ("--tokens", "5000"), ("--feature", "9999"), ("--epsilon", "nan")],
+)
+def test_spent_refuses(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    assert f"{option} must be" in refused(capsys, "split", "spent", option, value)
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [

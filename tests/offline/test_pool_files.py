@@ -313,7 +313,7 @@ def test_a_full_disk_hands_out_nothing(stored: Parties, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         for units in (5, 40):
-            with pytest.raises(PoolError, match="No space left"):
+            with pytest.raises(PoolError, match="No space left on device; make room on that disk"):
                 stored.take(TRIPLE, units)
     stored.end()
     stored.open()
@@ -335,7 +335,7 @@ def test_a_full_disk_costs_nothing_that_is_there(
     client._make = zeros
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
-        with pytest.raises(PoolError, match="No space left"):
+        with pytest.raises(PoolError, match="No space left on device; make room on that disk"):
             client.prepare(TRIPLE, there + 1)
     assert client.available(TRIPLE) == there
     parties.end()

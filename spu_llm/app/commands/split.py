@@ -43,6 +43,7 @@ def add_command(commands: Any) -> None:
     split_options.add_prepare(roles, _prepare)
     split_options.add_tune(roles, _tune)
     split_options.add_bounds(roles, _bounds)
+    split_options.add_spent(roles, _spent)
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -173,6 +174,45 @@ def _bounds(options: argparse.Namespace) -> None:
         for name, value in dataclasses.asdict(said).items()
     }
     write_json(options.json, asked_for | {"bounds": finite})
+
+
+def _spent(options: argparse.Namespace) -> None:
+    """Print what each mechanism spends on a feature of a model's table; write it to `--json`."""
+    from models.hf import load_model
+    from spu_llm.systems.split.ends import table_of
+    from spu_llm.systems.split.spent import spent_on
+
+    check_output(options.json)
+    config, params = load_model(options.model or shipped("private"))
+    table = table_of(params, config)
+    for name, value, most in (
+        ("tokens", options.tokens, min(len(table), split_options.MOST_TOKENS)),
+        ("feature", options.feature, table.shape[1] - 1),
+    ):
+        least = 2 if name == "tokens" else 0
+        if not least <= value <= most:
+            raise InputError(f"--{name} must be {least} to {most}, found {value}")
+    if not 0 < options.epsilon <= 100:
+        raise InputError(f"--epsilon must be above 0 and at most 100, found {options.epsilon:g}")
+    column = table[: options.tokens, options.feature]
+    rows = spent_on(column, options.epsilon, table.shape[1])
+    heads = ("mechanism", "a row sums to", "within a token", "between tokens", "epsilon given")
+    lines = [heads]
+    for name, row in rows.items():
+        sums = f"{row.least_sum:.4f} to {row.most_sum:.4f}"
+        ratios = (f"{value:.5g}" for value in (row.within, row.between, options.epsilon))
+        lines.append((name, sums, *ratios))
+    for line in lines:
+        show("".join(f"{cell:<20}" for cell in line).rstrip())
+    write_json(
+        options.json,
+        {
+            "tokens": options.tokens,
+            "feature": options.feature,
+            "epsilon": options.epsilon,
+            "mechanisms": {name: dataclasses.asdict(row) for name, row in rows.items()},
+        },
+    )
 
 
 def _chance(log10: str | float) -> str:
