@@ -24,6 +24,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -80,9 +81,14 @@ def _narrow_model(
     return [sign_extended(floor - carry, bits)]
 
 
+def _narrow_shapes(x: jax.ShapeDtypeStruct, *, drop: int, bits: int) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(x.shape, np.int32)]
+
+
 narrow = protocol_op(
     "narrow",
     reference=_narrow_reference,
+    shapes=_narrow_shapes,
     two_party=_narrow_two_party,
     cost=lambda x, drop, bits: arith_cost(x),
     simulate=uniform_messages(_narrow_two_party, nothing_to_correct),

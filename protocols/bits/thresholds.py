@@ -175,9 +175,16 @@ def _reference(x: Any, *, thresholds: Thresholds, bits: int) -> Any:
     return sign_of(xp.concatenate(moved), bits=bits)
 
 
+def _shapes(
+    x: jax.ShapeDtypeStruct, *, thresholds: Thresholds, bits: int
+) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct((sum(map(len, thresholds)), *x.shape[:-1]), np.bool_)]
+
+
 below = protocol_op(
     "below",
     reference=_reference,
+    shapes=_shapes,
     two_party=_two_party,
     cost=_cost,
     simulate=uniform_messages(_two_party, _correct),

@@ -35,8 +35,13 @@ _INLINED = {
 }
 
 
-def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
-    """Make a JAX primitive that means `reference(*arrays, **static)`; several results allowed."""
+Shapes = Callable[..., Sequence[jax.ShapeDtypeStruct]]
+
+
+def make_primitive(name: str, reference: Callable[..., Any], shapes: Shapes | None = None) -> Any:
+    """Make a JAX primitive that means `reference(*arrays, **static)`; several results allowed.
+    `shapes(*shapes, **static)`: of its results; by default the reference is traced for them.
+    """
     as_list = _returning_list(reference)
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
@@ -46,13 +51,15 @@ def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
     def results(
         avals: tuple[Any, ...], static: tuple[tuple[str, Any], ...], integers: Any
     ) -> list[Any]:
-        shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in avals]
-        of_results: list[Any] = jax.eval_shape(lambda *xs: as_list(*xs, **dict(static)), *shapes)
+        given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in avals]
+        if shapes is not None:
+            return list(shapes(*given, **dict(static)))
+        of_results: list[Any] = jax.eval_shape(lambda *xs: as_list(*xs, **dict(static)), *given)
         return of_results
 
     def abstract(*avals: Any, **static: Any) -> list[ShapedArray]:
-        shapes = tuple((a.shape, a.dtype) for a in avals)
-        out = results(shapes, tuple(static.items()), widest_integers())
+        given = tuple((a.shape, a.dtype) for a in avals)
+        out = results(given, tuple(static.items()), widest_integers())
         return [ShapedArray(s.shape, s.dtype) for s in out]
 
     primitive.def_abstract_eval(abstract)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.core._jax import make_primitive
+from spu_llm.core._jax import Shapes, make_primitive
 from spu_llm.core.ledger import Opening
 from spu_llm.core.party import Party
 from spu_llm.core.values import Owner, Value
@@ -64,6 +64,8 @@ class ProtocolOp:
     """An op, defined by its record.
 
     reference(*arrays, **static) -> arrays: the plaintext meaning, in JAX.
+    shapes(*shapes, **static) -> shapes and dtypes (`jax.ShapeDtypeStruct`) of the results; by
+        default the reference is traced for them, which takes longer.
     two_party(party, *values, **static) -> values: this party's half; accepts every `Value` form.
     cost(*values, **static) -> Cost, from forms and shapes alone.
     simulate(rank, prg, common, inputs, outputs, **static) -> View: from a party's own input values
@@ -89,13 +91,14 @@ class ProtocolOp:
     functionality: Functionality = Functionality()
     opens: Callable[..., Sequence[Opening]] = lambda *values, **static: ()
     model: Callable[..., Sequence[np.ndarray]] | None = None
+    shapes: Shapes | None = None
     non_interactive: bool = False
     of_forward: bool = False
 
     @functools.cached_property
     def primitive(self) -> Any:
         """Return the JAX primitive that stands for the op in a jaxpr."""
-        primitive = make_primitive(self.name, self.reference)
+        primitive = make_primitive(self.name, self.reference, self.shapes)
         _BY_PRIMITIVE[primitive] = self
         return primitive
 

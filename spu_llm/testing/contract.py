@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from spu_llm.core.errors import WireError
@@ -66,6 +67,7 @@ class OpContract:
             if expected is None:
                 expected = self.op.reference(*case.inputs, **case.static)
             expected = expected if isinstance(expected, tuple | list) else [expected]
+            self._check_shapes(case)
             for i, value in enumerate(expected):
                 results = reconstruct_words([outputs[i] for outputs in outcome.outputs])
                 np.testing.assert_array_equal(results, as_words(np.asarray(value)), str(case.forms))
@@ -150,6 +152,17 @@ class OpContract:
         for name in drawn:
             with wrong_results(name):
                 assert not self._is_the_reference(), f"results of {name!r} need not be right"
+
+    def _check_shapes(self, case: Case) -> None:
+        """Check the op's rule for shapes, where it has one, against its reference."""
+        if self.op.shapes is None:
+            return
+        inputs = [np.asarray(x) for x in case.inputs]
+        made = self.op.reference(*inputs, **case.static)
+        expected = [np.asarray(x) for x in (made if isinstance(made, tuple | list) else [made])]
+        given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
+        actual = self.op.shapes(*given, **case.static)
+        assert [(s.shape, s.dtype) for s in actual] == [(s.shape, s.dtype) for s in expected]
 
     def _is_the_reference(self) -> bool:
         for _ in range(8):  # a wrong bit may meet a zero

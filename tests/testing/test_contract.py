@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -51,6 +52,21 @@ class TestToyReshare(OpContract):
         for form in ("arith", "degenerate")
         for rounds in (1, 2, 3)
     ]
+
+
+def test_a_rule_for_shapes_must_be_the_references() -> None:
+    def right(x: Any, *, rounds: int) -> list[Any]:
+        return [x]
+
+    def wrong(x: Any, *, rounds: int) -> list[Any]:
+        return [jax.ShapeDtypeStruct(x.shape[1:], x.dtype)]
+
+    contract = TestToyReshare()
+    contract.op = dataclasses.replace(toy_reshare, shapes=right)
+    contract.test_result_is_the_reference()
+    contract.op = dataclasses.replace(toy_reshare, shapes=wrong)
+    with pytest.raises(AssertionError):
+        contract.test_result_is_the_reference()
 
 
 # ---- broken twins that are not about masks: the contract must fail on each

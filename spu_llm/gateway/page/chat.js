@@ -177,7 +177,7 @@ async function look() {
       ? `Ready for ${best.prompt_tokens} tokens of a question and ${best.answer_tokens_at_least} or more of its answer`
       : health.requests ? "A request is being answered"
       : health.conversations ? "A session is open" : "No session is open yet") +
-      (lacking ? `; ${count(lacking, "batch").replace("batchs", "batches")} of material to make` : "");
+      (lacking ? `; ${count(lacking, "batch").replace("batchs", "batches")} of correlated randomness to make` : "");
     if (at("learned").open) {
       const { learned } = await (await fetch("/privacy", { headers: headers() })).json();
       const facts = Object.entries(learned || {}).map(([party, some]) => {
