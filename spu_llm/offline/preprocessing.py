@@ -79,12 +79,12 @@ class Preprocessing:
         self.settle()
         self._supply.make(demand, self._on_batch)
 
-    def make_batch(self, demand: Demand) -> None:
-        """Make one batch of what `demand` asks for and is not there, at the same time as the
-        peer.
+    def make_batches(self, demand: Demand, most: int) -> None:
+        """Make up to `most` batches of what `demand` asks for and is not there, at the same time as
+        the peer.
         """
         self.settle()
-        self._supply.make_batch(demand)
+        self._supply.make_batches(demand, most)
 
     def lacking(self, demand: Demand) -> int:
         """Return how many batches would make what `demand` asks for and is not there."""

@@ -78,9 +78,9 @@ class Supply:
                     made += batch.label.units
                     yield partial(self.pool.add, batch)
 
-    def make_batch(self, demand: Demand) -> None:
-        """Make one batch of what `demand` asks for and is not there."""
-        for add in islice(self.produce(self.lacking(demand)), 1):
+    def make_batches(self, demand: Demand, most: int) -> None:
+        """Make up to `most` batches of what `demand` asks for and is not there."""
+        for add in islice(self.produce(self.lacking(demand)), most):
             add()
 
     def batches_lacking(self, demand: Demand) -> int:

@@ -256,10 +256,10 @@ class PartySession:
         with self.meter.in_phase("offline"):
             self.preprocessing.make(demand)
 
-    def make_batch(self, demand: Demand) -> None:
-        """Make one batch of what is lacking of `demand`, while nobody waits for it."""
+    def make_batches(self, demand: Demand, most: int) -> None:
+        """Make up to `most` batches of what is lacking of `demand`, while nobody waits for it."""
         with self.meter.beside("offline"):
-            self.preprocessing.make_batch(demand)
+            self.preprocessing.make_batches(demand, most)
 
     @contextmanager
     def supplied_by(self, source: Source) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """What a conversation's next turn and its answer take, made while the client has nothing to say.
 
-Both parties make a batch at a time, so that a turn waits for one at most, or at first until it is
-known what turns take. What is made follows from public sizes alone; when, from when the client says
-nothing, and lets it be made: the provider sees that.
+Both parties make a few batches at a time, so that a turn waits for these at most (a fraction of a
+second), or at first until it is known what turns take. What is made follows from public sizes
+alone; when, from when the client says nothing, and lets it be made: the provider sees that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.decoder import Decoder
 
+# Batches between two looks whether a turn has come: to find what is lacking takes about as long as
+# to make one.
+_AT_ONCE = 8
 # on_stock(steps, lacking): an answer to the next turn has what so many steps take, None: not even
 # the turn; so many batches are still to be made.
 OnStock = Callable[[int | None, int], None]
@@ -52,9 +55,11 @@ class Ahead:
         else:  # the block has no room for a turn
             self.on_stock(None, 0)
 
-    def make_batch(self) -> None:
-        """Make a batch of what is lacking, of the turn's first, at the same time as the peer."""
-        self.session.make_batch(self._totals[self._covered()])
+    def make_some(self) -> None:
+        """Make some batches of what is lacking, of the turn's first, at the same time as the
+        peer.
+        """
+        self.session.make_batches(self._totals[self._covered()], _AT_ONCE)
         self._look()
 
     def _look(self) -> None:

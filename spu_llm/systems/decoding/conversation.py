@@ -213,7 +213,7 @@ def _next_rows(
         if rows == _STILL and ahead is not None and not ahead.expected:
             ahead.expect()
         elif rows == _MAKE and ahead is not None and ahead.lacking:
-            ahead.make_batch()
+            ahead.make_some()
         elif rows != _STILL:
             if rows < _END:
                 raise WireError(f"the client announces a turn of {rows} rows")
