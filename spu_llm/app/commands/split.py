@@ -197,7 +197,7 @@ def _spent(options: argparse.Namespace) -> None:
     column = table[: options.tokens, options.feature]
     rows = spent_on(column, options.epsilon, table.shape[1])
     heads = ("mechanism", "a row sums to", "within a token", "between tokens", "epsilon given")
-    lines = [heads]
+    lines: list[tuple[str, ...]] = [heads]
     for name, row in rows.items():
         sums = f"{row.least_sum:.4f} to {row.most_sum:.4f}"
         ratios = (f"{value:.5g}" for value in (row.within, row.between, options.epsilon))

@@ -43,12 +43,11 @@ class Infilling:
         special = tokenizer.special_tokens
         for names in _TRAINED:
             if all(name in special for name in names):
-                return Infilling(*((special[name],) for name in names), again=False)
+                before, gap, then = ((special[name],) for name in names)
+                return Infilling(before, gap, then, again=False)
         first, *others = _WORDS
-        return Infilling(
-            tuple(tokenizer.encode(first)),
-            *(tuple(tokenizer.encode(words, goes_on=True)) for words in others),
-        )
+        middle, last = (tuple(tokenizer.encode(words, goes_on=True)) for words in others)
+        return Infilling(tuple(tokenizer.encode(first)), middle, last)
 
     def context(self, tokens: Sequence[int], target: range) -> list[int]:
         """Return what the model reads before the target (S with a tilde), in tokens: nothing where

@@ -88,15 +88,24 @@ def method_for(wanted: CorpusRequest) -> Method:
             parameters
         )
     name, _, published = w.method.partition("-")
-    common = {
-        "batch": w.batch,
-        "max_new_tokens": w.max_new_tokens,
-        "temperature": w.temperature,
-        "published": bool(published),
-    }
     if name == "adapmixed":
-        return adapmixed.for_budget(w.epsilon, w.delta, **common)
-    return amin.for_budget(w.epsilon, w.delta, adjacency=w.adjacency, **common)
+        return adapmixed.for_budget(
+            w.epsilon,
+            w.delta,
+            batch=w.batch,
+            max_new_tokens=w.max_new_tokens,
+            temperature=w.temperature,
+            published=bool(published),
+        )
+    return amin.for_budget(
+        w.epsilon,
+        w.delta,
+        batch=w.batch,
+        max_new_tokens=w.max_new_tokens,
+        temperature=w.temperature,
+        adjacency=w.adjacency,
+        published=bool(published),
+    )
 
 
 def augpe_for(wanted: CorpusRequest) -> augpe.AugPE:
