@@ -71,10 +71,10 @@ def under_table(
     """Write the line under a table that tells its origin: commit, days, machine, load, and links to
     the results `names`.
 
-    The load is by default the number of jobs that wanted a core before each run began, as for quiet
-    runs. ValueError unless all `machines` have one commit and are one machine.
+    The load is by default the number of jobs that wanted a core before each run began, and what
+    ran beside it by the index, as for quiet runs. ValueError unless all `machines` have one commit and are one machine.
     """
-    several = list(machines)
+    names, several = list(names), list(machines)
     made = {(m["commit"], m["cores"], round(m["memory_gib"])) for m in several}
     if len(made) != 1:
         raise ValueError(f"one table, several commits or machines: {sorted(made)}")
@@ -84,7 +84,9 @@ def under_table(
     if not load_text:
         before = [m["load"][0] for m in several]
         ends = " to ".join(f"{x:.2f}" for x in sorted({min(before), max(before)}))
-        load_text = f"load {ends} at the start, nothing else"
+        index = load("index")
+        beside = {index.get(name, {}).get("beside", "nothing else") for name in names}
+        load_text = f"load {ends} at the start, {' and '.join(sorted(beside))}"
     links = ", ".join(map(link, names))
     return f"*Commit {commit}, {day}; {cores} cores, {memory} GiB; {load_text}; {links}.*"
 
