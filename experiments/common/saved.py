@@ -72,7 +72,8 @@ def under_table(
     the results `names`.
 
     The load is by default the number of jobs that wanted a core before each run began, and what
-    ran beside it by the index, as for quiet runs. ValueError unless all `machines` have one commit and are one machine.
+    ran beside it by the index, as for quiet runs. ValueError unless all `machines` have one commit
+    and are one machine.
     """
     names, several = list(names), list(machines)
     made = {(m["commit"], m["cores"], round(m["memory_gib"])) for m in several}

@@ -86,7 +86,7 @@ def add_command(commands: Any) -> None:
         "--reference-tokens",
         type=int,
         metavar="N",
-        help="cut references to that (default: what the model's context leaves)",
+        help="cut references to that (default: what the model's context leaves, 512 at most)",
     )
     generate.add_argument(
         "--method",

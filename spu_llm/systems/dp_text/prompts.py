@@ -28,6 +28,7 @@ from spu_llm.core.text_files import read_json_lines, read_json_texts
 # over it than over one blank line.
 BETWEEN = "\n\n\n"
 LEAST_REFERENCE = 8  # tokens that a reference may have at least
+USUAL_REFERENCE = 512  # what it is cut to where nothing else is asked for
 TEXT = "text"  # the field of a record that is sensitive
 _FIELD = re.compile(r"\{(\w+)\}")
 # In place of a reference, to find where a chat template writes it.
@@ -157,8 +158,8 @@ def prompts_for(
     new_tokens: int,
     reference_tokens: int | None = None,
 ) -> Prompts:
-    """Return prompts with as much room for references as the context leaves, or as was asked for.
-    InputError when that is too little, or the query is no text.
+    """Return prompts with room for references as of `with_room`. InputError when that is too
+    little, or the query is no text.
     """
     try:
         query.encode()
@@ -171,12 +172,12 @@ def prompts_for(
 def with_room(
     bare: Sequence[Prompts], context: int, new_tokens: int, reference_tokens: int | None
 ) -> list[Prompts]:
-    """Return prompts with as much room for references as the context leaves to all of them, or as
-    was asked for. InputError when that is too little.
+    """Return prompts with as much room for references as was asked for, or as the context leaves
+    to all of them, `USUAL_REFERENCE` at most. InputError when that is too little.
     """
     longest = max(max(len(p.public), len(p.before) + len(p.after)) for p in bare)
     left = context - new_tokens - longest
-    wanted = left if reference_tokens is None else reference_tokens
+    wanted = min(left, USUAL_REFERENCE) if reference_tokens is None else reference_tokens
     if not LEAST_REFERENCE <= wanted <= left:
         raise InputError(
             f"the model has {context} positions: {new_tokens} new tokens and the query leave "
