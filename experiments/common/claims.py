@@ -47,8 +47,8 @@ CLAIMS = (
         "confidential#what-a-models-owner-finds-out",
     ),
     Claim(
-        "Fakes as published do not hide a prompt: the row that gives the others is found 76 of 100 "
-        "times, where guessing finds 11.21%",
+        "Fakes as published do not hide a prompt: the row that gives the others is found 80 of 100 "
+        "times, where guessing finds 11.14%",
         "attack_rank_published",
         "confidential#what-a-models-owner-finds-out",
     ),
