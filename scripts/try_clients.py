@@ -113,7 +113,7 @@ def of_anthropic(base: str) -> dict[str, Cell]:
 
     def refusal() -> bool:
         try:
-            create(top_k=5)
+            create(extra_body={"top_k": 5})
         except anthropic.BadRequestError as error:
             return "top_k" in str(error)
         return False
@@ -243,6 +243,15 @@ def version_of(package: str) -> str | None:
         return None
 
 
+def _does(cell: Cell) -> bool:
+    """Return whether a cell works; an error is told, and is none of the others'."""
+    try:
+        return cell()
+    except Exception as error:  # a client may raise anything
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return False
+
+
 def main() -> int:
     """Print the table; return the exit code."""
     base, failed = sys.argv[1].rstrip("/"), 0
@@ -253,7 +262,7 @@ def main() -> int:
             continue
         cells, row = cells_of(base), []
         for feature in FEATURES:
-            works = "" if feature not in cells else "yes" if cells[feature]() else "no"
+            works = "" if feature not in cells else "yes" if _does(cells[feature]) else "no"
             failed += works == "no"
             row.append(works)
         print(f"| {name} | {version} | {' | '.join(row)} |", flush=True)
