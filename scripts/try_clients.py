@@ -1,6 +1,6 @@
 """Ask a running gateway by client libraries, and print a table of which features work.
 
-    python scripts/try_clients.py http://127.0.0.1:8000
+    python scripts/try_clients.py http://127.0.0.1:8000 [CLIENT ...]
 
 Install beside it what is to be tried: openai, anthropic, litellm, langchain-openai, httpx. Every
 cell is a request to a real session, so this takes minutes. The exit code is 1 where a cell failed.
@@ -255,9 +255,11 @@ def _does(cell: Cell) -> bool:
 def main() -> int:
     """Print the table; return the exit code."""
     base, failed = sys.argv[1].rstrip("/"), 0
+    chosen = sys.argv[2:] or list(CLIENTS)
     print(f"| client | version | {' | '.join(FEATURES)} |")
     print("|---" * (2 + len(FEATURES)) + "|")
-    for name, (package, cells_of) in CLIENTS.items():
+    for name in chosen:
+        package, cells_of = CLIENTS[name]
         if (version := version_of(package)) is None:
             continue
         cells, row = cells_of(base), []

@@ -13,6 +13,7 @@ from spu_llm.app import cli
 from tests.kit.command_line import refused
 from tests.kit.endpoints import Body, Reply, Serving, choices, serving
 from tests.kit.endpoints import refused as refusing
+from tests.kit.pair import Pair
 
 PROMPT = "Written by <redacted>Guido</redacted> in 1999."
 OWN = "Written by Guido in 1999."
@@ -93,3 +94,11 @@ def test_fakes_as_published_are_named_so(
 ) -> None:
     made = ran(tmp_path / "a.json", "--as-published", "--epsilon", "0.9", "--min-fakes", "1")
     assert made["prompts"][made["own"]] == OWN and "which is wrong" in made["says"]
+
+
+def test_a_prompt_that_the_public_model_cannot_read_is_refused(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As published it reads the text about twice, and some words."""
+    asked = ["--as-published", "--draft-model", str(pair.public)]
+    assert "it reads 64 at most" in refused(capsys, "obfuscate", *asked)

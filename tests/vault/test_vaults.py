@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ from models.hf import load_model
 from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE
 from spu_llm.systems.confidential.learned import floats_per_layer
-from tests.kit.models import PRIVATE, VOCAB, endless, make_pair, save_model, tiny_params
+from tests.kit.models import (
+    PRIVATE,
+    PUBLIC,
+    VOCAB,
+    endless,
+    make_pair,
+    save_model,
+    save_tokenizer,
+    tiny_params,
+)
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S, RUN_S, eventually
 from tests.kit.processes import Command, Start
@@ -113,12 +123,17 @@ def test_obfuscated_text_is_that_of_the_prompt_alone(
     how: list[str],
 ) -> None:
     """Output invariance, among fakes: the user's own text is what comes out."""
+    # The prompt for infilling is longer than the pair's own context.
+    public = tmp_path / "public"
+    longer = replace(PUBLIC, n_positions=128)
+    save_model(public, longer, endless(tiny_params(longer, 2)))
+    save_tokenizer(public)
     actual = result(
         ask(
             shared[1].port,
             "--insecure",
             "--draft-model",
-            str(pair.public),
+            str(public),
             "--json",
             "r.json",
             "--prompt",
