@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.gateway import chatting
-from experiments.gateway.parties import with_template
-from spu_llm.api.defaults import shipped
 from spu_llm.app import cli
 
 
@@ -51,20 +48,6 @@ def test_a_turn_without_an_answer_is_a_failure() -> None:
     rows = [row(0, stocked=True), row(1, stocked=True, how="error", message="the peer has gone")]
     assert chatting.failures({"rows": rows}) == ["chat 1, turn 2: error: the peer has gone"]
     assert "1, 2" not in chatting.table({"rows": rows})
-
-
-@pytest.mark.slow
-def test_a_chat_of_two_turns(tmp_path: Path) -> None:
-    """By a real gateway and a real provider, whose second turn goes on with the first."""
-    kept: list[dict[str, Any]] = []
-    model = with_template(shipped("private"), tmp_path)
-    plan = chatting.ChatPlan(1, 2, 2, 32, "local")
-    result = chatting.run(plan, model, tmp_path, lambda words: None, kept.append)
-    assert not result["failures"] and len(kept) == 4
-    assert [row["stocked"] for row in result["rows"]] == [False, False, True, True]
-    for first, second in (result["rows"][:2], result["rows"][2:]):
-        assert second["cached_tokens"] > first["cached_tokens"]
-    assert all(row["first_text"] < row["seconds"] + 1e-3 for row in result["rows"])
 
 
 @pytest.mark.parametrize(
