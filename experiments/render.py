@@ -228,9 +228,7 @@ TABLES: dict[str, Tables] = {
         for name in ("watermark_drawing", "watermark_drawing_1")
     },
     "watermark_runs": Tables(("watermark_runs",), watermark_runs.in_results),
-    "attacks": Tables(
-        (*attack_tables.NAMES, *attack_tables.REAL_NAMES), attack_tables.in_results, seconds=False
-    ),
+    "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }
 
 

@@ -15,12 +15,6 @@ NAMES = tuple(
     for mode in MODES
     if mode in attack.runs and mode not in SPLIT_MODES
 )
-# The same of real models: all of them have SmolLM2's tokenizer.
-REAL_NAMES = tuple(
-    f"attack_{name}_{mode}_smollm2"
-    for name in ("posterior", "rank")
-    for mode in ("published", "repaired")
-)
 # What was run later of each mode is in files of its own.
 SPLIT_NAMES = tuple(f"attack_noir_{mode}{more}" for more in ("", "_more") for mode in SPLIT_MODES)
 
@@ -31,7 +25,7 @@ def _successes(outcome: dict[str, Any]) -> str:
 
 _COLUMNS: list[Column[dict[str, Any]]] = [
     Column("attack", lambda o: o["attack"]),
-    Column("mode", lambda o: o["mode"] + (f", fakes by {o['public']}" if o["public"] else "")),
+    Column("mode", lambda o: o["mode"]),
     Column("what counts", lambda o: o["what"] + (f" ({o['notes']})" if o["notes"] else "")),
     Column("found", _successes),
     Column("95 %", lambda o: "{:.1%} to {:.1%}".format(*o["interval"])),
@@ -48,11 +42,7 @@ def in_results(files: Files) -> list[str]:
         by_commit.setdefault(data["machine"]["commit"], {})[name] = data
     parts = []
     for some in by_commit.values():
-        outcomes = (
-            {**outcome, "public": data["config"].get("public")}
-            for data in some.values()
-            for outcome in data["outcomes"]
-        )
+        outcomes = (outcome for data in some.values() for outcome in data["outcomes"])
         machines = [data["machine"] for data in some.values()]
         loads = [load for machine in machines for load in machine["load"]]
         load = f"load {min(loads):.1f} to {max(loads):.1f} (no seconds in it)"

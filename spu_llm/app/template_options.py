@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from spu_llm.core.text_files import read_text
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
     from spu_llm.systems.dp_text.corpus import Sources
-    from spu_llm.systems.dp_text.prompts import Prompts, Render, Templates
+    from spu_llm.systems.dp_text.prompts import Prompts, Templates
 
 _STYLE = "{style}"
 
@@ -54,9 +54,7 @@ def add_options(parser: Any) -> None:
 def check(options: argparse.Namespace) -> None:
     """Raise InputError unless there is a query, or both templates, for a method that has them."""
     templates = options.template, options.public_template
-    if (options.query is None) != all(path is not None for path in templates) or (
-        any(templates) and not all(templates)
-    ):
+    if not all(templates) if options.query is None else any(templates):
         raise InputError("give --query, or both --template and --public-template")
     more = {
         "--labels": options.labels,
@@ -130,9 +128,8 @@ class AskedPrompts:
         from spu_llm.service.rendering import render_apart
         from spu_llm.systems.dp_text.prompts import Templates
 
-        template, render = Template.of_model(directory), None
-        if template is not None:
-            render = _rendering(template, render_apart)
+        template = Template.of_model(directory)
+        render = None if template is None else partial(render_apart, template)
         return Templates(self.template, self.public_template, self.labels, self.system, render)
 
     def _varying(
@@ -152,10 +149,6 @@ class AskedPrompts:
             for style in styles
         ]
         return with_room(bare, context, new_tokens, max(new_tokens, LEAST_REFERENCE))
-
-
-def _rendering(template: Any, apart: Callable[..., str]) -> Render:
-    return lambda messages: apart(template, messages)
 
 
 def asked(options: argparse.Namespace) -> AskedPrompts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,22 +89,16 @@ def method_for(wanted: CorpusRequest) -> Method:
             parameters
         )
     name, _, published = w.method.partition("-")
-    if name == "adapmixed":
-        return adapmixed.for_budget(
-            w.epsilon,
-            w.delta,
-            batch=w.batch,
-            max_new_tokens=w.max_new_tokens,
-            temperature=w.temperature,
-            published=bool(published),
-        )
-    return amin.for_budget(
+    kinds: dict[str, Callable[..., Method]] = {
+        "amin": partial(amin.for_budget, adjacency=w.adjacency),
+        "adapmixed": adapmixed.for_budget,
+    }
+    return kinds[name](
         w.epsilon,
         w.delta,
         batch=w.batch,
         max_new_tokens=w.max_new_tokens,
         temperature=w.temperature,
-        adjacency=w.adjacency,
         published=bool(published),
     )
 
