@@ -21,7 +21,13 @@ KEY = "none"
 CHAT = [{"role": "user", "content": "How are lists sorted?"}]
 WORDS = 4  # tokens of an answer
 FEATURES = ("models", "answer", "stream", "usage", "stop", "next turn", "refusal")
+CACHED = 10  # tokens at least that a next turn has not computed again
 Cell = Callable[[], bool]
+
+
+def then(answer: str) -> list[dict[str, str]]:
+    """Return the chat after its first answer, and what the user says next."""
+    return [*CHAT, {"role": "assistant", "content": answer}, {"role": "user", "content": "So?"}]
 
 
 def of_openai(base: str) -> dict[str, Cell]:
@@ -41,9 +47,8 @@ def of_openai(base: str) -> dict[str, Cell]:
         return bool(text) and chunks[-1].usage.completion_tokens == WORDS
 
     def next_turn() -> bool:
-        first = create().choices[0].message.content
-        more = [*CHAT, {"role": "assistant", "content": first}, {"role": "user", "content": "So?"}]
-        return create(messages=more).usage.prompt_tokens_details.cached_tokens > 10
+        more = then(create().choices[0].message.content)
+        return create(messages=more).usage.prompt_tokens_details.cached_tokens > CACHED
 
     def refusal() -> bool:
         try:
@@ -88,10 +93,15 @@ def of_responses(base: str) -> dict[str, Cell]:
             return "tools" in str(error)
         return False
 
+    def next_turn() -> bool:
+        more = then(create().output_text)
+        return create(input=more).usage.input_tokens_details.cached_tokens > CACHED
+
     return {
         "answer": lambda: bool(create().output_text),
         "stream": stream,
         "usage": lambda: create().usage.output_tokens > 0,
+        "next turn": next_turn,
         "refusal": refusal,
     }
 
@@ -118,11 +128,17 @@ def of_anthropic(base: str) -> dict[str, Cell]:
             return "top_k" in str(error)
         return False
 
+    def next_turn() -> bool:
+        more = then(create().content[0].text)
+        return create(messages=more).usage.cache_read_input_tokens > CACHED
+
     return {
+        "models": lambda: [m.id for m in client.models.list()] == [MODEL],
         "answer": lambda: bool(create().content[0].text),
         "stream": stream,
         "usage": lambda: create().usage.output_tokens == WORDS,
         "stop": lambda: "e" not in "".join(c.text for c in create(stop_sequences=["e"]).content),
+        "next turn": next_turn,
         "refusal": refusal,
     }
 
@@ -145,11 +161,16 @@ def of_litellm(base: str) -> dict[str, Cell]:
             return "logprobs" in str(error)
         return False
 
+    def next_turn() -> bool:
+        more = then(create().choices[0].message.content)
+        return create(messages=more).usage.prompt_tokens_details.cached_tokens > CACHED
+
     return {
         "answer": lambda: bool(create().choices[0].message.content),
         "stream": stream,
         "usage": lambda: create().usage.completion_tokens == WORDS,
         "stop": lambda: "e" not in (create(stop=["e"]).choices[0].message.content or ""),
+        "next turn": next_turn,
         "refusal": refusal,
     }
 
@@ -170,11 +191,16 @@ def of_langchain(base: str) -> dict[str, Cell]:
             return "logprobs" in str(error)
         return False
 
+    def next_turn() -> bool:
+        more = then(model().invoke(CHAT).content)
+        return model().invoke(more).usage_metadata["input_token_details"]["cache_read"] > CACHED
+
     return {
         "answer": lambda: bool(model().invoke("How are lists sorted?").content),
         "stream": lambda: bool("".join(p.content for p in model().stream("How are lists sorted?"))),
         "usage": lambda: model().invoke("hello").usage_metadata["output_tokens"] == WORDS,
         "stop": lambda: "e" not in model(stop=["e"]).invoke("hello").content,
+        "next turn": next_turn,
         "refusal": refusal,
     }
 
@@ -189,11 +215,20 @@ def of_httpx(base: str) -> dict[str, Cell]:
     def post(**more: Any) -> Any:
         return client.post("/v1/chat/completions", json={**body, **more})
 
+    def text(**more: Any) -> str:
+        return post(**more).json()["choices"][0]["message"]["content"]
+
+    def next_turn() -> bool:
+        usage = post(messages=then(text())).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"] > CACHED
+
     return {
         "models": lambda: client.get("/v1/models").json()["data"][0]["id"] == MODEL,
-        "answer": lambda: bool(post().json()["choices"][0]["message"]["content"]),
+        "answer": lambda: bool(text()),
         "stream": lambda: post(stream=True).text.endswith("data: [DONE]\n\n"),
         "usage": lambda: "x-spu-llm-seconds-online" in post().headers,
+        "stop": lambda: "e" not in text(stop="e"),
+        "next turn": next_turn,
         "refusal": lambda: post(logprobs=True).status_code == 400,
     }
 
@@ -209,11 +244,20 @@ def of_curl(base: str) -> dict[str, Cell]:
         body = json.dumps({"model": MODEL, "messages": CHAT, "max_tokens": WORDS, **more})
         return get("/v1/chat/completions", "-H", "content-type: application/json", "-d", body)
 
+    def text(**more: Any) -> str:
+        return json.loads(post(**more))["choices"][0]["message"]["content"]
+
+    def next_turn() -> bool:
+        usage = json.loads(post(messages=then(text())))["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"] > CACHED
+
     return {
         "models": lambda: json.loads(get("/v1/models"))["data"][0]["id"] == MODEL,
-        "answer": lambda: bool(json.loads(post())["choices"][0]["message"]["content"]),
+        "answer": lambda: bool(text()),
         "stream": lambda: post(stream=True).endswith("data: [DONE]\n\n"),
         "usage": lambda: "spu_llm" in json.loads(post())["usage"],
+        "stop": lambda: "e" not in text(stop="e"),
+        "next turn": next_turn,
         "refusal": lambda: (
             "tools" in json.loads(post(tools=[{"type": "function"}]))["error"]["message"]
         ),
