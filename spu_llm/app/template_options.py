@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spu_llm.systems.dp_text.prompts import Prompts, Templates
 
 _STYLE = "{style}"
+_OF_A_TEXT = {"text", "tokens", "ended"}
 
 
 def add_options(parser: Any) -> None:
@@ -68,8 +69,12 @@ def check(options: argparse.Namespace) -> None:
         raise InputError("with --server there is --query alone; leave --template out")
     if options.variation_template is not None and options.method != "augpe":
         raise InputError("--variation-template is of --method augpe")
+    for name in _OF_A_TEXT & set(_names(options.labels)):
+        raise InputError(f"--labels: a text's line has a {name!r} of its own; rename that field")
     if options.labels and options.method == "augpe":
         raise InputError("augpe makes one corpus of all references; leave --labels out")
+    if options.labels and options.adjacency == "add-or-remove":
+        raise InputError("labels say which references there are: leave --adjacency or them out")
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,10 @@ class AskedPrompts:
         return with_room(bare, context, new_tokens, max(new_tokens, LEAST_REFERENCE))
 
 
+def _names(labels: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in labels.split(",") if name.strip())
+
+
 def asked(options: argparse.Namespace) -> AskedPrompts:
     """Read what was asked for. InputError for files that cannot be used, before a model is
     loaded.
@@ -160,7 +169,7 @@ def asked(options: argparse.Namespace) -> AskedPrompts:
     def text_of(path: Path | None, option: str) -> str | None:
         return None if path is None else read_text(path, option).rstrip("\n")
 
-    labels = tuple(name.strip() for name in options.labels.split(",") if name.strip())
+    labels = _names(options.labels)
     private = text_of(options.template, "--template") or ""
     public = text_of(options.public_template, "--public-template") or ""
     variation = text_of(options.variation_template, "--variation-template")

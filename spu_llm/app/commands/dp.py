@@ -15,7 +15,7 @@ from spu_llm.core.errors import InputError
 
 DELTA, BATCH, NEW_TOKENS, TOP_K, ITERATIONS = 1e-6, 8, 64, 50, 3
 EPSILONS = (1.0, 3.0, 5.0, 10.0)
-_ADJACENCIES = ("replace-by-null", "zero-out", "replace-one")
+_ADJACENCIES = ("replace-by-null", "zero-out", "replace-one", "add-or-remove")
 _METHODS = (
     "invisibleink, full-vocabulary, public-only, amin, amin-published, adapmixed, "
     "adapmixed-published, augpe"
@@ -164,7 +164,8 @@ def _common(parser: argparse.ArgumentParser) -> None:
         choices=_ADJACENCIES,
         default=_ADJACENCIES[0],
         help="what epsilon compares: one reference beside nothing, beside logits "
-        "of 0, or beside another one (default: %(default)s)",
+        "of 0, or beside another one; or one that is there or not, and its own words say to which "
+        "text it belongs (default: %(default)s)",
     )
 
 
@@ -197,14 +198,13 @@ def _generate(options: argparse.Namespace) -> None:
         options.iterations,
     )
     # What can be wrong is found before the model is loaded.
-    batch = options.batch
     if wanted.method == "augpe":
         corpus.augpe_for(wanted)
     else:
-        batch = corpus.method_for(wanted).batch
+        corpus.method_for(wanted)
     asked = template_options.asked(options)
     if wanted.method != "augpe":
-        corpus.check_texts(options.texts, [len(some) for some in asked.references.values()], batch)
+        corpus.check_number(wanted, [len(some) for some in asked.references.values()])
     progress = Progress()
     try:
         progress.stage("loading the model")

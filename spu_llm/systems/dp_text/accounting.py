@@ -22,13 +22,16 @@ from dp_accounting import dp_event
 from dp_accounting.privacy_accountant import NeighboringRelation, PrivacyAccountant
 
 # How far one reference may move S, in units of C: replaced by nothing (a term that is exactly 0),
-# by logits that are all 0 (a term within [-C, C]), or by any other reference.
-REACH = {"replace-by-null": 1, "zero-out": 2, "replace-one": 2}
+# by logits that are all 0 (a term within [-C, C]), or by any other reference; or one more or less,
+# where the others keep their batches.
+ADD_OR_REMOVE = "add-or-remove"
+REACH = {"replace-by-null": 1, "zero-out": 2, "replace-one": 2, ADD_OR_REMOVE: 1}
 ADJACENCIES = tuple(REACH)
 _RELATIONS = {
     "replace-by-null": NeighboringRelation.REPLACE_SPECIAL,
     "zero-out": NeighboringRelation.REPLACE_SPECIAL,
     "replace-one": NeighboringRelation.REPLACE_ONE,
+    ADD_OR_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,
 }
 
 

@@ -14,8 +14,9 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.offline.files import replace_whole
 from spu_llm.systems.dp_text import ledger_file
+from spu_llm.systems.dp_text.accounting import ADD_OR_REMOVE
 from spu_llm.systems.dp_text.baselines import adapmixed, amin, augpe
-from spu_llm.systems.dp_text.generator import Generator, Made, batches
+from spu_llm.systems.dp_text.generator import Generator, Made, batches, dealt
 from spu_llm.systems.dp_text.methods import (
     HOLDS_BUT_FOR_ROUNDING,
     Method,
@@ -37,6 +38,10 @@ METHODS = {
     "adapmixed-published": "the same as published: references left out, its program's mixing",
     "augpe": "AugPE: variations that references vote for",
 }
+
+
+_ANY_NUMBER = ("invisibleink", "full-vocabulary", "public-only")
+MOST_TEXTS = 1_000_000  # under add-or-remove, which does not bound them by the references
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ def method_for(wanted: CorpusRequest) -> Method:
     ours = w.method in ("invisibleink", "full-vocabulary")
     if w.centre and not ours:
         raise InputError(f"--centre is of invisibleink and full-vocabulary, not of {w.method}")
+    _check_adjacency(w)
     if w.method == "public-only":
         check_budget(1.0, w.delta)
         return public_only(
@@ -103,8 +109,19 @@ def method_for(wanted: CorpusRequest) -> Method:
     )
 
 
+def _check_adjacency(wanted: CorpusRequest) -> None:
+    """Raise InputError for a method whose other references do not stay as they are where one comes
+    or goes: in the rows that they are computed in, or in what their number says.
+    """
+    if wanted.adjacency == ADD_OR_REMOVE and wanted.method not in _ANY_NUMBER:
+        raise InputError(
+            f"--adjacency {ADD_OR_REMOVE} is of {', '.join(_ANY_NUMBER)}, not of {wanted.method}"
+        )
+
+
 def augpe_for(wanted: CorpusRequest) -> augpe.AugPE:
     """Return AugPE at this budget; InputError without epsilon, or with centring."""
+    _check_adjacency(wanted)
     if wanted.epsilon is None or wanted.centre:
         raise InputError("augpe needs --epsilon, and has no --centre")
     return augpe.for_budget(
@@ -128,6 +145,16 @@ def check_texts(texts: int, groups: Sequence[int], batch: int) -> None:
             f"{sum(groups)} references make {most} batches of {batch} (the last one of each label "
             f"may be filled up), a text each; --texts must be 1 to {most}, found {texts}"
         )
+
+
+def check_number(wanted: CorpusRequest, groups: Sequence[int]) -> None:
+    """Raise InputError unless there can be so many texts. Under add-or-remove any number may be
+    wanted, since that of the references is not public.
+    """
+    if wanted.adjacency != ADD_OR_REMOVE:
+        check_texts(wanted.texts, groups, wanted.batch)
+    elif not 1 <= wanted.texts <= MOST_TEXTS:
+        raise InputError(f"--texts must be 1 to {MOST_TEXTS}, found {wanted.texts}")
 
 
 @dataclass(frozen=True)
@@ -228,7 +255,7 @@ def write_corpus(
                 file.add([_line(text, prompts, {}) for text in made])
         return promised
     method = method_for(wanted)
-    check_texts(wanted.texts, [len(some) for _, some in sources.groups], method.batch)
+    check_number(wanted, [len(some) for _, some in sources.groups])
     promised = statement(
         name=method.name,
         event=method.event,
@@ -246,7 +273,7 @@ def write_corpus(
     parts = [
         (group, batch)
         for group, (_, some) in enumerate(sources.groups)
-        for batch in batches(some, method.batch)
+        for batch in _parts(wanted, some)
     ]
 
     def make(number: int, prg: Prg) -> dict[str, Any]:
@@ -260,6 +287,13 @@ def write_corpus(
         say_text(file.done, 0)
         ledger_file.write(file, wanted.texts, make)
     return promised
+
+
+def _parts(wanted: CorpusRequest, references: Sequence[str]) -> list[list[str]]:
+    """Return the references of each text."""
+    if wanted.adjacency == ADD_OR_REMOVE:
+        return dealt(references, wanted.texts, wanted.batch)
+    return batches(references, wanted.batch)
 
 
 def statement_path(out: Path) -> Path:

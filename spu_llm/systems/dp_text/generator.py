@@ -6,6 +6,7 @@ of what comes out, and what is charged for it is not: all T tokens are, always.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,13 +48,13 @@ class Generator:
         public, private = rooms or (len(prompts.public), prompts.room)
         # phi_pub comes from a forward of its own, in which no reference takes part.
         self._public = self.lanes(1, public)
-        self._private = self.lanes(method.batch, private) if method.reads else None
-        self._none = np.zeros((method.batch, 0), np.float32)
+        self._room = private
+        self._private: list[Lanes] = []  # of B references each, as many as a text has needed
 
     @property
     def calls(self) -> int:
         """Return the number of next-token evaluations of the model so far: B + 1 a token."""
-        return self._public.calls + (self._private.calls if self._private else 0)
+        return self._public.calls + sum(lanes.calls for lanes in self._private)
 
     def lanes(self, count: int, room: int) -> Lanes:
         """Make `count` lanes of this model for prompts of `room` tokens at most."""
@@ -62,20 +63,22 @@ class Generator:
     def text(
         self, references: Sequence[str], prg: Prg, on_token: Callable[[int], None] | None = None
     ) -> Made:
-        """Generate a text of up to B references; empty ones, and those missing to B, are null.
-        on_token hears how many tokens there are.
+        """Generate a text of its references; empty ones, and those missing to a multiple of B, are
+        null. There may be more than B where the method takes them (`any_number`): B at a time go
+        through the model then. on_token hears how many tokens there are.
         """
         method = self.method
-        if len(references) > method.batch:
+        if len(references) > method.batch and not method.any_number:
             raise ValueError(f"{len(references)} references in a batch of {method.batch}")
-        present = np.zeros(method.batch, bool)
+        passes = batches(references, method.batch) or [[]]
+        present = np.zeros(len(passes) * method.batch, bool)
         present[: len(references)] = [bool(reference) for reference in references]
         next_token = method.begin(present, prg)
         made: list[int] = []
         public = self._public.begin([self.prompts.public])
-        private = self._none
-        if self._private:
-            private = self._private.begin(self.prompts.lanes(references, method.batch))
+        lanes = self._lanes_of(passes) if method.reads else []
+        rows = [self.prompts.lanes(some, method.batch) for some in passes]
+        private = self._stacked([one.begin(row) for one, row in zip(lanes, rows, strict=False)])
         while True:
             token = next_token(public[0], private)
             if token is None or token in self.prompts.tokenizer.eos_ids:
@@ -86,8 +89,15 @@ class Generator:
             if len(made) == method.max_new_tokens:
                 return Made(made, False)
             public = self._public.step(token)
-            if self._private:
-                private = self._private.step(token)
+            private = self._stacked([one.step(token) for one in lanes])
+
+    def _lanes_of(self, passes: Sequence[Sequence[str]]) -> list[Lanes]:
+        missing = len(passes) - len(self._private)
+        self._private += [self.lanes(self.method.batch, self._room) for _ in range(missing)]
+        return self._private[: len(passes)]
+
+    def _stacked(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate(rows) if rows else np.zeros((self.method.batch, 0), np.float32)
 
 
 def batches(references: Sequence[str], batch: int) -> list[list[str]]:
@@ -95,3 +105,23 @@ def batches(references: Sequence[str], batch: int) -> list[list[str]]:
     // B. The last batch may be short; it is filled up with nulls.
     """
     return [list(references[i : i + batch]) for i in range(0, len(references), batch)]
+
+
+def dealt(references: Sequence[str], texts: int, batch: int) -> list[list[str]]:
+    """Deal references out to texts, each by its own words alone, so that all others stay where they
+    are when one comes or goes. A text's list has multiples of B places, nulls among them: words say
+    the text, and the place in B (the row of a forward, whose last bits may depend on it); those of
+    one place follow one another in passes.
+    """
+    places: list[list[list[str]]] = [[[] for _ in range(batch)] for _ in range(texts)]
+    for reference in filter(None, references):  # an empty one is null
+        data = reference.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(data, digest_size=16, person=b"dp text").digest()
+        text, place = (int.from_bytes(digest[i : i + 8], "little") for i in (0, 8))
+        places[text % texts][place % batch].append(reference)
+    return [_in_passes(one) for one in places]
+
+
+def _in_passes(places: Sequence[Sequence[str]]) -> list[str]:
+    passes = max(len(place) for place in places)
+    return [place[i] if i < len(place) else "" for i in range(passes) for place in places]

@@ -31,6 +31,8 @@ class Method:
     event                what a text spends of the privacy of its own batch, whatever came of it;
                          one that no accountant supports where there is no guarantee.
     reads                whether it runs the model on references at all.
+    any_number           whether a text may have more than B of them: each adds a term of its own,
+                         and the sum is divided by B all the same.
     guarantee            in words; facts: its parameters, for the statement.
     """
 
@@ -42,6 +44,7 @@ class Method:
     facts: dict[str, Any]
     guarantee: str = HOLDS
     reads: bool = True
+    any_number: bool = False
 
 
 def token_weights(
@@ -49,11 +52,11 @@ def token_weights(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the candidates V_k+ (int64 [m]) and what their probabilities are proportional to
     (float64 [m]), lines 3 to 5 of algorithm 1. public: phi_pub [vocab]; private: phi_i [B, vocab];
-    present [B].
+    present [B]; under add-or-remove both may have any number of rows.
     """
     p = parameters
-    if private.shape[0] != p.batch or len(present) != p.batch:
-        raise ValueError(f"a batch has {p.batch} rows, nulls among them; got {private.shape[0]}")
+    if len(private) != len(present) or (len(present) != p.batch and not p.any_number):
+        raise ValueError(f"a batch has {p.batch} rows, nulls among them; got {len(private)}")
     candidates = expanded_top_k(public, p.top_k, p.clip, p.batch)
     own = public[candidates]
     total = clipped_sum(own, private[:, candidates], present, p.clip, centre=p.centre)
@@ -79,6 +82,7 @@ def invisible_ink(parameters: Parameters, name: str = "invisibleink") -> Method:
         parameters.text_event,
         begin,
         asdict(parameters),
+        any_number=parameters.any_number,
     )
 
 
@@ -117,4 +121,5 @@ def public_only(parameters: Parameters) -> Method:
         facts,
         "references are not read",
         reads=False,
+        any_number=True,
     )

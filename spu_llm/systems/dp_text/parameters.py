@@ -10,6 +10,7 @@ from dp_accounting import dp_event
 
 from spu_llm.core.errors import InputError
 from spu_llm.systems.dp_text.accounting import (
+    ADD_OR_REMOVE,
     ADJACENCIES,
     REACH,
     BoundedRangeDpEvent,
@@ -24,7 +25,8 @@ MAX_EPSILON, MAX_DELTA = 1000.0, 0.01
 
 @dataclass(frozen=True)
 class Parameters:
-    """batch: B references to a text, nulls counted; clip: C; temperature: tau; top_k: k, None for
+    """batch: B references to a text, nulls counted (add-or-remove: B is what the sum of terms is
+    divided by, however many there are); clip: C; temperature: tau; top_k: k, None for
     the full vocabulary; max_new_tokens: T, all of which are charged whatever the text's length;
     centre: take each reference's median difference out before clipping.
 
@@ -93,6 +95,13 @@ class Parameters:
         return parameters
 
     @property
+    def any_number(self) -> bool:
+        """Tell whether a text may have more or fewer than B references, B a public constant that
+        their sum is divided by.
+        """
+        return self.adjacency == ADD_OR_REMOVE
+
+    @property
     def sensitivity(self) -> float:
         """Return the most that one reference changes a coordinate of phibar by."""
         return REACH[self.adjacency] * self.clip / self.batch
@@ -113,8 +122,8 @@ class Parameters:
 
     @property
     def rho(self) -> float:
-        """Return rho of a text: T C^2 / (2 B^2 tau^2) for replace-by-null (theorem 2), 4 times that
-        for the other adjacencies.
+        """Return rho of a text: T C^2 / (2 B^2 tau^2) for replace-by-null (theorem 2) and
+        add-or-remove, 4 times that for the other adjacencies.
         """
         return self.max_new_tokens * self.rho_token
 

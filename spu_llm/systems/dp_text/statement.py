@@ -7,19 +7,26 @@ from typing import Any
 from dp_accounting import dp_event
 from dp_accounting.privacy_accountant import UnsupportedEventError
 
-from spu_llm.systems.dp_text.accounting import DisjointDpEvent, loose_epsilon_of, total
+from spu_llm.systems.dp_text.accounting import (
+    ADD_OR_REMOVE,
+    DisjointDpEvent,
+    loose_epsilon_of,
+    total,
+)
 
 MEANING = {
     "replace-by-null": "one reference is there, or an empty one in its place",
     "zero-out": "one reference is there, or one in its place with which all logits are 0",
     "replace-one": "one reference is there, or any other one in its place",
+    ADD_OR_REMOVE: "one reference is there, or is not",
 }
-PUBLIC = (
-    "the model and its tokenizer, the query, every parameter of this statement, how many "
-    "references there are and which of them make a batch (their places in the file), and their "
-    "labels, where there are any",
-    "all texts, their number, and the length of each",
+_PARAMETERS = "the model and its tokenizer, the query, every parameter of this statement"
+_BATCHES = (
+    "how many references there are and which of them make a batch (their places in the file), and "
+    "their labels, where there are any"
 )
+_DEALT = "the rule by which a reference's own words say to which text it belongs"
+_TEXTS = "all texts, their number, and the length of each"
 NOT_PROTECTED = (
     "what the model knows of the references from its training",
     "how long a run took, and that it was run",
@@ -67,7 +74,7 @@ def statement(
         "unit": "one reference, a line of the file",
         "parameters": facts,
         "run": run,
-        "public": list(PUBLIC),
+        "public": [_PARAMETERS, _DEALT if adjacency == ADD_OR_REMOVE else _BATCHES, _TEXTS],
         "not_protected": list(NOT_PROTECTED),
     }
 

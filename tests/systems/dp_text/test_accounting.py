@@ -86,6 +86,7 @@ def test_theorem_2(batch: int, clip: float, tokens: int, rho: float, epsilon: fl
     assert actual.rho_token == pytest.approx(clip**2 / (2 * batch**2), rel=1e-6)
     for other in ("zero-out", "replace-one"):
         assert replace(actual, adjacency=other).rho == pytest.approx(4 * rho, rel=1e-6)
+    assert replace(actual, adjacency="add-or-remove").rho == actual.rho
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_what_is_not_known_is_refused_before_anything_is_added(event: dp_event.D
 
 
 NONSENSE = {
-    "adjacency": {"adjacency": "add-or-remove"},
+    "adjacency": {"adjacency": "of-friends"},
     "batch": {"batch": 0},
     "tokens": {"max_new_tokens": 0},
     "top-k": {"top_k": 0},

@@ -98,6 +98,18 @@ def test_a_text_of_the_shipped_model(dp: Dp, tmp_path: Path) -> None:
     assert said["parameters"]["centre"] and said["parameters"]["batch"] == 2
 
 
+def test_references_that_are_there_or_not(dp: Dp, tmp_path: Path) -> None:
+    """As many texts as are wanted; nothing that goes out says how many references there are."""
+    arguments = dp(adjacency="add-or-remove", texts="4", batch="2")
+    assert run(arguments) == 0
+    assert len(texts(tmp_path / "out.jsonl")) == 4
+    said = json.loads((tmp_path / "out.jsonl.privacy.json").read_text())
+    assert said["adjacency_means"] == "one reference is there, or is not"
+    assert 4.9 < said["epsilon"] <= 5
+    assert not any("how many references" in words for words in said["public"])
+    assert run(["dp", "account", "--epsilon", "5", "--adjacency", "add-or-remove"]) == 0
+
+
 @pytest.mark.slow
 def test_interrupted_it_goes_on(dp: Dp, start: Start, tmp_path: Path) -> None:
     references = tmp_path / "references.jsonl"
@@ -152,7 +164,10 @@ BAD = {
     "too many": ({"max_new_tokens": "60"}, "the model has 64 positions"),
     "temperature": ({"temperature": "0"}, "the temperature must be 0.05"),
     "top-k": ({"top_k": "-1"}, "--top-k must be 0"),
-    "adjacency": ({"adjacency": "add-or-remove"}, "invalid choice"),
+    "adjacency": ({"adjacency": "of-friends"}, "invalid choice"),
+    "any number": ({"adjacency": "add-or-remove", "method": "amin"}, "not of amin"),
+    "of augpe": ({"adjacency": "add-or-remove", "method": "augpe"}, "not of augpe"),
+    "no text": ({"adjacency": "add-or-remove", "texts": "0"}, "--texts must be 1 to 1000000"),
     "method": ({"method": "nobody"}, "there is no method 'nobody'"),
     "infeasible": ({"method": "amin-published"}, "infeasible at epsilon 5"),
     "references": ({"references": "nowhere.jsonl"}, "nowhere.jsonl"),

@@ -223,6 +223,11 @@ def test_augpe_by_templates(pair: Pair, tmp_path: Path) -> None:
             {"template": "t", "public_template": "p", "labels": "a", "method": "augpe"},
             "leave --labels out",
         ),
+        ({"template": "t", "public_template": "p", "labels": "text"}, "a 'text' of its own"),
+        (
+            {"template": "t", "public_template": "p", "labels": "a", "adjacency": "add-or-remove"},
+            "leave --adjacency or them out",
+        ),
         ({"template": "none", "public_template": "p"}, "cannot read none, of --template"),
         ({"query": "q", "method": "augpe", "iterations": "0"}, "--iterations must be 1 to 100"),
     ],
