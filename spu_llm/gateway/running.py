@@ -180,7 +180,7 @@ class Requests:
             self._beside_requests(self._open_spare(SPARE_AFTER_S))
         async with self._changing:
             self._keep(kept)
-            await self._evict(self.keep, spares=False)
+            await self._evict(self.keep, spares=False, but=kept)
         return of_answer(answer)
 
     async def _said_next(self, request: Answering, kept: Kept) -> Answer:
@@ -306,13 +306,14 @@ class Requests:
         self.learned = completion.learned
         return of_completion(completion)
 
-    async def _evict(self, most: int, *, spares: bool = True) -> None:
+    async def _evict(self, most: int, *, spares: bool = True, but: Kept | None = None) -> None:
         """End conversations until `most` are left, spare ones not counted unless `spares`: spare
         ones first, those of a single turn, which may never have another, then those that were used
-        longest ago.
+        longest ago. `but`: one that stays, since its next turn may come now.
         """
         while len(some := [one for one in self._kept if spares or not one.is_spare]) > most:
-            await self._end(min(some, key=lambda one: min(one.turns, 2)))
+            others = [one for one in some if one is not but]
+            await self._end(min(others, key=lambda one: min(one.turns, 2)))
 
     def _heard_last(self, event: Event) -> None:
         if isinstance(event, Learned):

@@ -11,6 +11,7 @@ from typing import Any
 from models.family import ModelConfig
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, NoAnswerError, PeerError, SpuLlmError
+from spu_llm.core.freed import give_back
 from spu_llm.core.settings import OWN
 from spu_llm.net import tls
 from spu_llm.net.control import Control
@@ -129,6 +130,7 @@ def run_as_client(
     finally:
         worker.stop()
         room.close()
+        give_back()  # what passed between peer and worker; a gateway has many sessions
     return outcome, agreeing.without_ids(agreed)
 
 

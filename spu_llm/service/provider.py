@@ -25,6 +25,7 @@ from spu_llm.core.errors import (
     SpuLlmError,
     WantedError,
 )
+from spu_llm.core.freed import give_back
 from spu_llm.core.settings import OWN
 from spu_llm.net import tls
 from spu_llm.net.control import Control
@@ -301,6 +302,7 @@ class _Sessions:
                 run_session(control, worker, task, self._on_event, look, begin)
         finally:
             worker.stop()
+            give_back()  # what passed between peer and worker
 
     def _entered(self, control: Control, met: Met) -> Admitted:
         """Return the session that a client shows the ticket of. PeerError when there is none."""

@@ -187,8 +187,10 @@ def test_a_session_is_there_before_a_chat(fake: Fake, talks: list[Talk], quick: 
         create(model="private", messages=said("a", "b", "c", "answer 1", "d"))
         assert talks[0].turns == 2 and not talks[1].turns
         create(model="private", messages=said("x"))
-        assert talks[1].turns == 1 and talks[1].is_over  # which went on least
-        assert eventually(lambda: len(talks) == 3) and not talks[0].is_over
+        assert talks[1].turns == 1 and talks[0].is_over  # which was used longest ago
+        assert eventually(lambda: len(talks) == 3) and not talks[1].is_over
+        create(model="private", messages=said("x", "answer 1", "y"))
+        assert talks[1].turns == 2  # whoever begins another chat goes on in it
 
 
 def test_a_spare_session_gives_way(fake: Fake, talks: list[Talk], quick: None) -> None:
