@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spu_llm.vault.told import Place
 
 LANES = 64
+RATE, BURST = 4096, 16384  # a handshake, then some fifty tokens a second
 
 _ABOUT = (
     "Vault mode (Gim, Li, Zhong: Confidential Prompting). A vault is a process that the user "
@@ -35,6 +36,10 @@ _SPANS = (
     "A prompt may mark what stays with the vault, <confidential>...</confidential> (by default all "
     "of it), and in that what not even the engine's computing is to give away, "
     "<redacted>...</redacted>: fake prompts go out beside it, with other text there."
+)
+_GUARD = (
+    "Pass users' connections to a vault, and of what it answers no more than this: a vault reads "
+    "the weights, and what it says is encrypted. It must have no other way out of its machine."
 )
 _PUBLISHED = (
     "make fakes as the paper prints it, or as its authors' program does, share their keys and "
@@ -74,6 +79,30 @@ def add_command(commands: Any) -> None:
     )
     _common(keep)
     keep.set_defaults(run=_open)
+
+    watch = roles.add_parser(
+        "guard", help="the owner's bound on what leaves a vault", description=_GUARD
+    )
+    watch.add_argument("--vault", required=True, metavar="HOST:PORT")
+    watch.add_argument("--listen", required=True, metavar="HOST:PORT", help="for the user")
+    for option, default, text in (
+        ("--rate", RATE, "bytes a second that may leave, of all connections together"),
+        ("--burst", BURST, "bytes that may leave at once"),
+    ):
+        watch.add_argument(
+            option, type=int, default=default, metavar="BYTES", help=f"{text} (default: {default})"
+        )
+    watch.add_argument(
+        "--most", type=int, metavar="BYTES", help="in all, after which nothing may (default: any)"
+    )
+    watch.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="say how long weights of this model would take at least",
+    )
+    watch.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    watch.set_defaults(run=_guard)
 
     generate = roles.add_parser("generate", help="the user", description=_ABOUT)
     generate.add_argument("--vault", required=True, metavar="HOST:PORT")
@@ -183,6 +212,42 @@ def _open(options: argparse.Namespace) -> None:
         lambda made: {"trust": made.engine.identity, "trust-user": made.listen.identity},
     )
     keep(opened, say, _listening("vault", opened.listen.host), renewal)
+
+
+def _guard(options: argparse.Namespace) -> None:
+    import asyncio
+
+    from spu_llm.vault.guard import CHUNK_BYTES, GuardOptions, guard
+
+    for name, least in (("rate", 1), ("burst", CHUNK_BYTES), ("most", CHUNK_BYTES)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise InputError(f"--{name} must be {least} or more, found {value}")
+    guarded = GuardOptions(
+        address(options.vault, "--vault"),
+        address(options.listen, "--listen"),
+        options.rate,
+        options.burst,
+        options.most,
+    )
+    if options.model is not None:
+        size = _bytes_of_weights(options.model)
+        if options.most is not None and options.most < size:
+            tell(f"weights of {mb(size)} cannot leave: {mb(options.most)} may in all")
+        else:
+            days = max(0, size - options.burst) / options.rate / 86_400
+            tell(f"weights of {mb(size)} take {days:.2g} days at least")
+    asyncio.run(guard(guarded, say, _listening("guard", guarded.listen[0])))
+
+
+def _bytes_of_weights(model: Path) -> int:
+    """Return the size of a model's weights as they go through a vault, float32."""
+    import jax
+
+    from models.family import weight_shapes
+    from models.hf import load_config
+
+    return sum(4 * leaf.size for leaf in jax.tree.leaves(weight_shapes(load_config(model))))
 
 
 def _generate(options: argparse.Namespace) -> None:
