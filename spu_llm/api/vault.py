@@ -13,6 +13,7 @@ from spu_llm.api.events import OnEvent, Stage, Text
 from spu_llm.api.obfuscation import ObfuscationOptions, marked_prompt, outgoing
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential.learned import learned
+from spu_llm.vault.attested import Policy
 from spu_llm.vault.told import Model, Place
 from spu_llm.vault.user import Wish, generate
 
@@ -54,13 +55,15 @@ def complete_by_vault(
     on_event: OnEvent = lambda event: None,
     *,
     tokenizer: Path | None = None,
+    policy: Policy | None = None,
 ) -> VaultText:
     """Complete a prompt, which may have <confidential> and <redacted> spans, by the vault at
     `place`.
 
     The vault learns the prompt; `VaultText.learned` says what the engine learns. tokenizer:
-    directory with that of the engine's model; the shipped one by default. on_event: gets each event
-    in the calling thread. SpuLlmError, of the kind that says who failed.
+    directory with that of the engine's model; the shipped one by default. policy: what the vault's
+    evidence of where it runs has to say (`vault.attested`), before it gets the prompt. on_event:
+    gets each event in the calling thread. SpuLlmError, of the kind that says who failed.
     """
     words = Tokenizer.load(tokenizer or shipped("public"))
     on_event(Stage("reading the prompt"))
@@ -98,7 +101,7 @@ def complete_by_vault(
 
     started = time.monotonic()
     on_event(Stage("reaching the vault"))
-    answered = generate(place, wish, lambda name: on_event(Stage(name)), on_tokens)
+    answered = generate(place, wish, lambda name: on_event(Stage(name)), on_tokens, policy)
     emit(decoder.finish())
     facts = learned(met[0].shape, [len(row) for row in out.rows], answered.tokens)
     facts["engine"] += out.learned()

@@ -20,6 +20,7 @@ import numpy as np
 from spu_llm.core.errors import PeerError, WireError
 from spu_llm.net.control import heard
 from spu_llm.net.frames import MAX_PAYLOAD, PREAMBLE, Frame, FrameParser, Kind, encode
+from spu_llm.net.identity import Certificate
 from spu_llm.net.stream import ByteStream
 
 ANSWER_S = 20.0  # for the next message, or the next part of a large one
@@ -40,8 +41,16 @@ class Messages:
     peer ends, says that it has failed, or does not come within `answer_s`.
     """
 
-    def __init__(self, stream: TimedStream, peer: str, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self,
+        stream: TimedStream,
+        peer: str,
+        answer_s: float = ANSWER_S,
+        certificate: Certificate | None = None,
+    ) -> None:
+        """Take a connection; `certificate`: of the peer, where it has one."""
         self._stream, self._peer, self.answer_s = stream, peer, answer_s
+        self.certificate = certificate
         self._parser, self._frames = FrameParser(), deque[Frame]()
         self.array_bytes = {"sent": 0, "received": 0}
         self._send(PREAMBLE)

@@ -33,6 +33,7 @@ from spu_llm.service.listening import Callers, Strangers
 from spu_llm.service.renewing import Renewal
 from spu_llm.systems.confidential.engine import Engine
 from spu_llm.vault import told
+from spu_llm.vault.attested import Policy
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ class EngineOptions:
     port: int
     lanes: int  # at a time, of all vaults
     identity: Identity | None
+    policy: Policy | None = None  # that evidence of vaults is to meet
     exit_with_parent: bool = False
 
 
@@ -87,7 +89,8 @@ def serve(
     model = told.Model(config.asdict(), sorted(tokenizer.eos_ids), digest, tokenizer.digest)
     give_back()
     share = options.lanes if options.identity is None else -(-options.lanes // 2)
-    sessions = _Sessions(make(config, weights, options.lanes), share, model, say)
+    made = make(config, weights, options.lanes)
+    sessions = _Sessions(made, share, model, options.policy, say)
     with (
         sessions,
         listen(options.host, options.port) as listener,
@@ -112,9 +115,15 @@ class _Sessions:
     """
 
     def __init__(
-        self, engine: Engine, share: int, model: told.Model, say: Callable[[str], None]
+        self,
+        engine: Engine,
+        share: int,
+        model: told.Model,
+        policy: Policy | None,
+        say: Callable[[str], None],
     ) -> None:
         self._engine, self._share, self._model, self._say = engine, share, model, say
+        self._policy = policy
         self._callers = Callers(self._serve)
         self.start = self._callers.start
         self._changed = threading.Condition()
@@ -151,6 +160,8 @@ class _Sessions:
             if "ended the connection" in str(exc):  # it only wanted to see the model
                 return
             raise
+        if self._policy is not None:
+            self._policy.check(asked.get("evidence"), messages.certificate)
         count = asked.get("lanes")
         if not isinstance(count, int) or not 1 <= count <= told.MAX_LANES:
             raise WireError("the vault asks for lanes that cannot be")

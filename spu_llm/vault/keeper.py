@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from spu_llm.service.renewing import Renewal
 from spu_llm.systems.confidential.compact import Compact
 from spu_llm.systems.confidential.held import Held
 from spu_llm.vault import told
+from spu_llm.vault.attested import shown
 
 # An engine may compile, and wait for another vault, before it comes to this one.
 _ENGINE_S = 30.0
@@ -43,6 +45,7 @@ ENGINE = "the engine"
 class VaultOptions:
     engine: told.Place
     listen: told.Place
+    evidence: Path | None = None  # a token, read again for each request
     exit_with_parent: bool = False
 
 
@@ -58,7 +61,8 @@ def keep(
     engine = _called(options.engine)
     pinned = _model_of(engine)
     engine.close()
-    requests = _Requests(options.engine, pinned, say)
+    shown(options.evidence)
+    requests = _Requests(options.engine, pinned, options.evidence, say)
     with (
         listen(options.listen.host, options.listen.port) as listener,
         closing(Entrance(listener, options.listen.identity, Strangers(say).refused)) as entrance,
@@ -80,8 +84,15 @@ def keep(
 class _Requests:
     """Requests of the vault's user, one after the other. `engine`: where each finds the engine."""
 
-    def __init__(self, engine: told.Place, pinned: told.Model, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        engine: told.Place,
+        pinned: told.Model,
+        evidence: Path | None,
+        say: Callable[[str], None],
+    ) -> None:
         self.engine, self._pinned, self._say = engine, pinned, say
+        self._evidence = evidence
         self._callers = Callers(self._serve)
         self.start = self._callers.start
         self._turn = threading.Lock()
@@ -93,6 +104,7 @@ class _Requests:
     def _request(self, met: Met, user: Messages) -> None:
         pinned = self._pinned
         user.hear("hello")
+        user.say("evidence", token=shown(self._evidence))
         told.say_record(user, "model", pinned)
         asked: told.VaultRequest = told.told(told.VaultRequest, user.hear("prompts"), "the user")
         told.check_asked(asked, pinned.shape)
@@ -111,7 +123,7 @@ class _Requests:
                         "the engine's model is another one than when this vault was opened; open "
                         "it anew if that is meant"
                     )
-                Session(user, engine, pinned, asked, prompts).run()
+                Session(user, engine, pinned, asked, prompts).run(shown(self._evidence))
             finally:
                 engine.close()
 
@@ -148,10 +160,12 @@ class Session:
         self._left = [asked.max_new_tokens] * len(prompts)
         self._eos = frozenset(model.eos)
 
-    def run(self) -> None:
-        """Run the request: prefill, then token by token; the user sees each as it is drawn."""
+    def run(self, evidence: str) -> None:
+        """Run the request: prefill, then token by token; the user sees each as it is drawn. The
+        engine gets evidence of where this process runs before it sends weights.
+        """
         engine, started = self._engine, time.monotonic()
-        engine.say("open", lanes=len(self._prompts))
+        engine.say("open", lanes=len(self._prompts), evidence=evidence)
         engine.hear("room")
         held, logits = self._filled()
         give_back()  # the weights

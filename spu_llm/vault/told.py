@@ -1,7 +1,7 @@
 """What the three processes of vault mode tell each other, in the order they do.
 
     vault -> engine    hello                          engine -> vault   model (`Model`)
-    vault -> engine    open (lanes)                   engine -> vault   room
+    vault -> engine    open (lanes, evidence)         engine -> vault   room
     vault -> engine    weights                        engine -> vault   all leaves, in tree order:
                                                       the embedding, each block, the head
     vault -> engine    start (lengths, public)        keys and values of public positions, by layer;
@@ -11,11 +11,12 @@
                        vault -> engine  A, m, gamma   shaped as q, and twice without head_dim
       engine -> vault  logits [lane, vocab]           vault -> engine   tokens, int32; -1: no more
 
-    user -> vault      hello                          vault -> user     model
+    user -> vault      hello                          vault -> user     evidence, model
     user -> vault      prompts (`VaultRequest`),      vault -> user     stage, tokens ..., end
     all tokens as int32 [sum]
 
-Arrays are float32 but where it says otherwise. Whoever gives up sends `error` with the reason.
+Evidence of where the vault runs (`attested`) is "" where it has none. Arrays are float32 but where
+it says otherwise. Whoever gives up sends `error` with the reason.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def answer(
     `failed`, and ends nothing else.
     """
     try:
-        messages = Messages(met.stream, name)
+        messages = Messages(met.stream, name, certificate=met.peer)
         try:
             work(met, messages)
         except SpuLlmError as exc:
@@ -114,7 +115,8 @@ def call(place: Place, peer: str) -> Messages:
     tcp = connect(place.host, place.port, CONNECT_S, peer)
     if place.identity is None:
         return Messages(tcp, peer)
-    return Messages(tls.as_client(tcp, place.identity, place.host), peer)
+    stream = tls.as_client(tcp, place.identity, place.host)
+    return Messages(stream, peer, certificate=stream.peer)
 
 
 def told(kind: Any, message: Mapping[str, Any], peer: str) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from spu_llm.core.errors import WireError
 from spu_llm.vault import told
+from spu_llm.vault.attested import Policy
 
 _VAULT_S = 45.0  # a vault may wait for its engine, and for the engine's weights
 VAULT = "the vault"
@@ -47,12 +48,18 @@ def generate(
     wish: Callable[[told.Model], Wish],
     on_stage: Callable[[str], None] = lambda name: None,
     on_tokens: OnTokens = lambda lanes, tokens: None,
+    policy: Policy | None = None,
 ) -> Answered:
-    """Ask the vault at `place`. `wish` is told the engine's model first, and may refuse it."""
+    """Ask the vault at `place`, whose evidence a policy is to allow. `wish` is told the engine's
+    model first, and may refuse it.
+    """
     vault = told.call(place, VAULT)
     vault.answer_s = _VAULT_S
     try:
         vault.say("hello")
+        evidence = vault.hear("evidence").get("token")
+        if policy is not None:
+            policy.check(evidence, vault.certificate)
         model: told.Model = told.told(told.Model, vault.hear("model"), VAULT)
         wanted = wish(model)
         asked = told.VaultRequest(

@@ -107,7 +107,7 @@ def test_vaults_of_one_certificate_have_their_share_of_lanes() -> None:
 
     engine: Any = Lanes()
     model: Any = None
-    sessions = _Sessions(engine, 3, model, lambda line: None)
+    sessions = _Sessions(engine, 3, model, None, lambda line: None)
     with sessions._lanes("one", 2):
         with pytest.raises(BusyError, match="room for 3 texts of one certificate"):
             sessions._lanes("one", 2).__enter__()

@@ -18,6 +18,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.units import mb
 
 if TYPE_CHECKING:
+    from spu_llm.vault.attested import Policy
     from spu_llm.vault.told import Place
 
 LANES = 64
@@ -26,8 +27,8 @@ RATE, BURST = 4096, 16384  # a handshake, then some fifty tokens a second
 _ABOUT = (
     "Vault mode (Gim, Li, Zhong: Confidential Prompting). A vault is a process that the user "
     "trusts with the prompt: it keeps the prompt's keys and values while the model's owner "
-    "generates. It belongs into a confidential virtual machine, and that, with its attestation, is "
-    "the operator's part: nothing here checks it. The owner trusts the vault with the weights, "
+    "generates. It belongs into a confidential virtual machine, which is the operator's part; user "
+    "and owner can ask for evidence of it (--policy). The owner trusts the vault with the weights, "
     "which pass through it at every prefill. NOT protected from the owner's engine: all generated "
     "text; and by its answers, the prompt itself ('spu-llm attack' finds it). For a prompt that "
     "nobody else may learn use 'spu-llm generate'."
@@ -67,6 +68,7 @@ def add_command(commands: Any) -> None:
         "one certificate half as many",
     )
     _identity(serve, "--trust", "vaults")
+    _policy(serve, "before weights go there")
     _common(serve)
     serve.set_defaults(run=_serve)
 
@@ -76,6 +78,13 @@ def add_command(commands: Any) -> None:
     _identity(keep, "--trust", "the engine")
     keep.add_argument(
         "--trust-user", type=Path, metavar="FILE", help="certificates, in PEM form, of the user"
+    )
+    keep.add_argument(
+        "--evidence",
+        type=Path,
+        metavar="FILE",
+        help="a token of an attestation service about this machine, for user and engine; read "
+        "again for each request",
     )
     _common(keep)
     keep.set_defaults(run=_open)
@@ -127,6 +136,7 @@ def add_command(commands: Any) -> None:
     span_options.add_options(spans)
     span_options.add_as_published(spans, _PUBLISHED)
     _identity(generate, "--trust", "the vault")
+    _policy(generate, "before the prompt goes there")
     _common(generate)
     generate.set_defaults(run=_generate)
 
@@ -146,6 +156,24 @@ def _identity(parser: Any, option: str, whom: str) -> None:
         action="store_true",
         help="plain sockets, no certificates: for one machine only",
     )
+
+
+def _policy(parser: Any, when: str) -> None:
+    parser.add_argument(
+        "--policy",
+        type=Path,
+        metavar="FILE",
+        help=f"what a vault's evidence has to say, {when}: a JSON object with key (a PEM file), "
+        "algorithm, issuer, certificate_claim and claims",
+    )
+
+
+def _policy_of(options: argparse.Namespace) -> Policy | None:
+    from spu_llm.vault.attested import Policy
+
+    if options.policy is not None and options.insecure:
+        raise InputError("--policy is of certificates; leave --insecure out")
+    return None if options.policy is None else Policy.read(options.policy)
 
 
 def _common(parser: Any) -> None:
@@ -191,6 +219,7 @@ def _serve(options: argparse.Namespace) -> None:
             place.port,
             renewed.lanes,
             place.identity,
+            _policy_of(renewed),
             renewed.exit_with_parent,
         )
 
@@ -204,7 +233,7 @@ def _open(options: argparse.Namespace) -> None:
     def make(renewed: argparse.Namespace) -> VaultOptions:
         engine = _place(renewed, renewed.server, "--server", renewed.trust)
         user = _place(renewed, renewed.listen, "--listen", renewed.trust_user)
-        return VaultOptions(engine, user, renewed.exit_with_parent)
+        return VaultOptions(engine, user, renewed.evidence, renewed.exit_with_parent)
 
     opened, renewal = reloading.loaded(
         options,
@@ -262,7 +291,12 @@ def _generate(options: argparse.Namespace) -> None:
     asked = replace(asked, obfuscation=given(ObfuscationOptions, options))
     with closing(Screen("")) as screen:
         made = complete_by_vault(
-            place, options.prompt, asked, screen.on_event, tokenizer=options.tokenizer
+            place,
+            options.prompt,
+            asked,
+            screen.on_event,
+            tokenizer=options.tokenizer,
+            policy=_policy_of(options),
         )
         screen.finish()
     seconds, sent = made.seconds, made.bytes
