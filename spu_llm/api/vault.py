@@ -10,11 +10,20 @@ from typing import Any
 from models.tokenizer import StreamDecoder, Tokenizer
 from spu_llm.api.defaults import shipped
 from spu_llm.api.events import OnEvent, Stage, Text
-from spu_llm.api.obfuscation import ObfuscationOptions, marked_prompt, outgoing
 from spu_llm.core.errors import InputError
+from spu_llm.core.prg import Prg
+from spu_llm.systems.confidential.book import key_in
 from spu_llm.systems.confidential.learned import learned
+from spu_llm.systems.confidential.outgoing import (
+    ObfuscationOptions,
+    marked_prompt,
+    outgoing,
+    told_of,
+)
+from spu_llm.systems.confidential.placing import place_of
+from spu_llm.systems.confidential.spans import Prompt
 from spu_llm.vault.attested import Policy
-from spu_llm.vault.told import Model, Place
+from spu_llm.vault.told import Fakes, MarkedRequest, Model, Place
 from spu_llm.vault.user import Wish, generate
 
 
@@ -26,6 +35,8 @@ class VaultOptions:
     temperature: float = 0.7  # 0 is greedy
     seed: int | None = None  # fixes sampling
     obfuscation: ObfuscationOptions = field(default_factory=ObfuscationOptions)
+    # The vault makes the fakes: a folder with the key that says which prompt is the user's.
+    fakes_in_vault: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -68,24 +79,21 @@ def complete_by_vault(
     words = Tokenizer.load(tokenizer or shipped("public"))
     on_event(Stage("reading the prompt"))
     marked = marked_prompt(prompt, options.obfuscation, words)
-    if marked.targets:
-        on_event(Stage("finding fakes"))
-    out = outgoing(marked, options.obfuscation, words)
+    make = _made_there if options.fakes_in_vault is not None else _made_here
+    asked, out = make(prompt, marked, options, words, on_event)
     met: list[Model] = []
 
-    def wish(model: Model) -> Wish:
+    def wish(model: Model) -> Wish | MarkedRequest:
         if model.tokenizer != words.digest:
             raise InputError("the model has another tokenizer; give its directory as --tokenizer")
         met.append(model)
-        return Wish(
-            out.rows,
-            out.public,
-            options.max_new_tokens,
-            options.temperature,
-            options.seed,
-            out.compact,
-            out.own,
-        )
+        return asked
+
+    def on_fakes(fakes: Fakes) -> None:
+        assert isinstance(asked, MarkedRequest)
+        out.lengths = fakes.lengths
+        out.own = place_of(bytes.fromhex(asked.key), prompt, len(fakes.lengths))
+        out.facts = {**fakes.facts, "says": fakes.says} if fakes.says else {}
 
     decoder = StreamDecoder(words)
     parts: list[str] = []
@@ -101,10 +109,12 @@ def complete_by_vault(
 
     started = time.monotonic()
     on_event(Stage("reaching the vault"))
-    answered = generate(place, wish, lambda name: on_event(Stage(name)), on_tokens, policy)
+    answered = generate(
+        place, wish, lambda name: on_event(Stage(name)), on_tokens, policy, on_fakes
+    )
     emit(decoder.finish())
-    facts = learned(met[0].shape, [len(row) for row in out.rows], answered.tokens)
-    facts["engine"] += out.learned()
+    facts = learned(met[0].shape, out.lengths, answered.tokens)
+    facts["engine"] += told_of(len(out.lengths), out.facts)
     return VaultText(
         text="".join(parts),
         token_ids=answered.tokens[out.own],
@@ -115,3 +125,65 @@ def complete_by_vault(
         config={"model": met[0].config, "temperature": options.temperature},
         elapsed_seconds=time.monotonic() - started,
     )
+
+
+@dataclass
+class _Out:
+    """What went out, or what the vault says that it made of it."""
+
+    lengths: list[int]
+    own: int
+    facts: dict[str, Any]
+
+
+def _made_here(
+    prompt: str, marked: Prompt, options: VaultOptions, words: Tokenizer, on_event: OnEvent
+) -> tuple[Wish, _Out]:
+    """Make the fakes in this process; the vault is told no more than it must be."""
+    if marked.targets:
+        on_event(Stage("finding fakes"))
+    out = outgoing(marked, options.obfuscation, words, shipped("public"))
+    wish = Wish(
+        out.rows,
+        out.public,
+        options.max_new_tokens,
+        options.temperature,
+        options.seed,
+        out.compact,
+        out.own,
+    )
+    return wish, _Out([len(row) for row in out.rows], out.own, out.facts)
+
+
+def _made_there(
+    prompt: str, marked: Prompt, options: VaultOptions, words: Tokenizer, on_event: OnEvent
+) -> tuple[MarkedRequest, _Out]:
+    """Leave making fakes to the vault, which is told the prompt with its tags, and the key of its
+    place.
+    """
+    how = options.obfuscation
+    if how.secrets is not None or how.draft_model is not None:
+        raise InputError(
+            "the vault makes fakes with --secrets and --draft-model of its own (vault open)"
+        )
+    how.check()
+    assert options.fakes_in_vault is not None
+    request = MarkedRequest(
+        prompt,
+        options.max_new_tokens,
+        float(options.temperature),
+        how.redact,
+        how.fakes,
+        how.min_fakes,
+        float(how.eta),
+        how.as_published,
+        float(how.epsilon),
+        _place_key(options.fakes_in_vault).hex(),
+        options.seed,
+    )
+    return request, _Out([], 0, {})
+
+
+def _place_key(folder: Path) -> bytes:
+    """Return a key for the vault: not the folder's own, from which a book's draws would follow."""
+    return Prg(key_in(folder)).child("places in a vault").words((4,)).tobytes()

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from models.digest import digest_of
 from models.family import ModelConfig
 from models.hf import load_folded
 from models.partials import Partial
@@ -85,7 +86,7 @@ def serve(
     """
     config, weights = load_folded(options.model)
     tokenizer = Tokenizer.load(options.model)
-    digest = told.digest_of(list(told.parts_of(weights)))
+    digest = digest_of(told.parts_of(weights))
     model = told.Model(config.asdict(), sorted(tokenizer.eos_ids), digest, tokenizer.digest)
     give_back()
     share = options.lanes if options.identity is None else -(-options.lanes // 2)

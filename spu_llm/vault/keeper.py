@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from models.digest import update
 from models.family import ModelConfig
 from protocols.verification.distribution import Sampling, draw
 from spu_llm.core.errors import InputError, PeerError
@@ -34,6 +35,7 @@ from spu_llm.systems.confidential.compact import Compact
 from spu_llm.systems.confidential.held import Held
 from spu_llm.vault import told
 from spu_llm.vault.attested import shown
+from spu_llm.vault.making import Maker
 
 # An engine may compile, and wait for another vault, before it comes to this one.
 _ENGINE_S = 30.0
@@ -45,6 +47,7 @@ ENGINE = "the engine"
 class VaultOptions:
     engine: told.Place
     listen: told.Place
+    maker: Maker  # of fakes, for a user who leaves that to the vault
     evidence: Path | None = None  # a token, read again for each request
     exit_with_parent: bool = False
 
@@ -62,7 +65,7 @@ def keep(
     pinned = _model_of(engine)
     engine.close()
     shown(options.evidence)
-    requests = _Requests(options.engine, pinned, options.evidence, say)
+    requests = _Requests(options, pinned, say)
     with (
         listen(options.listen.host, options.listen.port) as listener,
         closing(Entrance(listener, options.listen.identity, Strangers(say).refused)) as entrance,
@@ -85,14 +88,10 @@ class _Requests:
     """Requests of the vault's user, one after the other. `engine`: where each finds the engine."""
 
     def __init__(
-        self,
-        engine: told.Place,
-        pinned: told.Model,
-        evidence: Path | None,
-        say: Callable[[str], None],
+        self, options: VaultOptions, pinned: told.Model, say: Callable[[str], None]
     ) -> None:
-        self.engine, self._pinned, self._say = engine, pinned, say
-        self._evidence = evidence
+        self.engine, self._pinned, self._say = options.engine, pinned, say
+        self._evidence, self._maker = options.evidence, options.maker
         self._callers = Callers(self._serve)
         self.start = self._callers.start
         self._turn = threading.Lock()
@@ -106,13 +105,11 @@ class _Requests:
         user.hear("hello")
         user.say("evidence", token=shown(self._evidence))
         told.say_record(user, "model", pinned)
-        asked: told.VaultRequest = told.told(told.VaultRequest, user.hear("prompts"), "the user")
-        told.check_asked(asked, pinned.shape)
-        (tokens,) = user.take((sum(asked.lengths),), dtype=np.int32)
-        if not ((tokens >= 0) & (tokens < pinned.shape.vocab_size)).all():
-            raise InputError("the prompt has tokens that the model lacks")
-        ends = np.cumsum(asked.lengths)[:-1]
-        prompts = [part.tolist() for part in np.split(tokens, ends)]
+        message = user.hear("prompts", "marked")
+        if message["type"] == "marked":
+            asked, prompts = self._made(user, message)
+        else:
+            asked, prompts = self._taken(user, message)
         # Whoever says nothing more holds nobody up.
         with self._turn:
             self._callers.settled(met)
@@ -126,6 +123,30 @@ class _Requests:
                 Session(user, engine, pinned, asked, prompts).run(shown(self._evidence))
             finally:
                 engine.close()
+
+    def _taken(
+        self, user: Messages, message: dict[str, Any]
+    ) -> tuple[told.VaultRequest, list[list[int]]]:
+        """Return a request, and its prompts, which the user has made."""
+        model = self._pinned.shape
+        asked: told.VaultRequest = told.told(told.VaultRequest, message, "the user")
+        told.check_asked(asked, model)
+        (tokens,) = user.take((sum(asked.lengths),), dtype=np.int32)
+        if not ((tokens >= 0) & (tokens < model.vocab_size)).all():
+            raise InputError("the prompt has tokens that the model lacks")
+        ends = np.cumsum(asked.lengths)[:-1]
+        return asked, [part.tolist() for part in np.split(tokens, ends)]
+
+    def _made(
+        self, user: Messages, message: dict[str, Any]
+    ) -> tuple[told.VaultRequest, list[list[int]]]:
+        """Return a request for a prompt with tags, and the prompts that it becomes."""
+        wish: told.MarkedRequest = told.told(told.MarkedRequest, message, "the user")
+        user.say("stage", name="finding fakes")
+        asked, prompts, fakes = self._maker.made(wish, self._pinned.tokenizer)
+        told.check_asked(asked, self._pinned.shape)
+        told.say_record(user, "fakes", fakes)
+        return asked, prompts
 
 
 def _called(place: told.Place) -> Messages:
@@ -211,7 +232,7 @@ class Session:
                 last = time.monotonic()
                 self._user.say("stage", name=f"prefill, layer {i} of {len(shapes) - 2}")
             part = self._part(shape)
-            told.update(digest, part)
+            update(digest, part)
             if i == 0:
                 held.begin(part)
             elif i < len(shapes) - 1:

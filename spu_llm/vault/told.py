@@ -14,6 +14,7 @@
     user -> vault      hello                          vault -> user     evidence, model
     user -> vault      prompts (`VaultRequest`),      vault -> user     stage, tokens ..., end
     all tokens as int32 [sum]
+    or marked (`MarkedRequest`)                       vault -> user     fakes (`Fakes`), and so on
 
 Evidence of where the vault runs (`attested`) is "" where it has none. Arrays are float32 but where
 it says otherwise. Whoever gives up sends `error` with the reason.
@@ -21,13 +22,9 @@ it says otherwise. Whoever gives up sends `error` with the reason.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
-
-import jax
-import numpy as np
 
 from models.family import ModelConfig, config_from, weight_shapes
 from spu_llm.core.errors import InputError, SpuLlmError, WireError
@@ -77,6 +74,37 @@ class VaultRequest:
     fakes: list[int]
     own: int
     seed: int | None = None
+
+
+@dataclass(frozen=True)
+class MarkedRequest:
+    """A user's wish that leaves making fakes to the vault: the prompt with its tags, and how they
+    are to be made (`ObfuscationOptions`). key: 32 bytes, in hex, that say where the prompt stands
+    among them (`systems.confidential.placing`).
+    """
+
+    prompt: str
+    max_new_tokens: int
+    temperature: float
+    redact: str | None
+    fakes: int
+    min_fakes: int
+    eta: float
+    as_published: str | None
+    epsilon: float
+    key: str
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Fakes:
+    """What a vault says of the prompts that it has made: what the engine learns of them, lengths,
+    and what a guess which one is the user's may reach, in words and numbers.
+    """
+
+    lengths: list[int]
+    says: str
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -141,19 +169,6 @@ def parts_of(weights: Any) -> Iterator[Any]:
 
 def part_shapes(config: ModelConfig) -> Iterator[Any]:
     yield from parts_of(weight_shapes(config))
-
-
-def digest_of(parts: Sequence[Any]) -> str:
-    """Return the digest of streamed parts."""
-    digest = hashlib.sha256()
-    for part in parts:
-        update(digest, part)
-    return digest.hexdigest()
-
-
-def update(digest: Any, part: Any) -> None:
-    for leaf in jax.tree.leaves(part):
-        digest.update(np.ascontiguousarray(leaf).data)
 
 
 def check_asked(asked: VaultRequest, config: ModelConfig) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from spu_llm.core.errors import WireError
+from spu_llm.net.messages import Messages
 from spu_llm.vault import told
 from spu_llm.vault.attested import Policy
 
@@ -40,18 +41,21 @@ class Answered:
     bytes: dict[str, dict[str, int]]
 
 
+OnFakes = Callable[[told.Fakes], None]
 OnTokens = Callable[[Sequence[int], Sequence[int]], None]  # lanes, and a token of each
 
 
 def generate(
     place: told.Place,
-    wish: Callable[[told.Model], Wish],
+    wish: Callable[[told.Model], Wish | told.MarkedRequest],
     on_stage: Callable[[str], None] = lambda name: None,
     on_tokens: OnTokens = lambda lanes, tokens: None,
     policy: Policy | None = None,
+    on_fakes: OnFakes = lambda fakes: None,
 ) -> Answered:
     """Ask the vault at `place`, whose evidence a policy is to allow. `wish` is told the engine's
-    model first, and may refuse it.
+    model first, and may refuse it. on_fakes: is told what the vault has made, where it was asked
+    to, before there are tokens.
     """
     vault = told.call(place, VAULT)
     vault.answer_s = _VAULT_S
@@ -62,19 +66,15 @@ def generate(
             policy.check(evidence, vault.certificate)
         model: told.Model = told.told(told.Model, vault.hear("model"), VAULT)
         wanted = wish(model)
-        asked = told.VaultRequest(
-            [len(p) for p in wanted.prompts],
-            list(wanted.public),
-            wanted.max_new_tokens,
-            float(wanted.temperature),
-            list(wanted.fakes),
-            wanted.own,
-            wanted.seed,
-        )
-        told.check_asked(asked, model.shape)
-        told.say_record(vault, "prompts", asked)
-        vault.send(np.concatenate([np.asarray(p, np.int32) for p in wanted.prompts]))
-        texts: list[list[int]] = [[] for _ in wanted.prompts]
+        if isinstance(wanted, Wish):
+            _send(vault, wanted, model)
+            count = len(wanted.prompts)
+        else:
+            told.say_record(vault, "marked", wanted)
+            fakes = _fakes(vault, on_stage)
+            count = len(fakes.lengths)
+            on_fakes(fakes)
+        texts: list[list[int]] = [[] for _ in range(count)]
         while (message := vault.hear("stage", "tokens", "end"))["type"] != "end":
             if message["type"] == "stage":
                 on_stage(str(message.get("name"))[:200])
@@ -86,6 +86,31 @@ def generate(
         return Answered(texts, message["seconds"], message["bytes"])
     finally:
         vault.close()
+
+
+def _send(vault: Messages, wanted: Wish, model: told.Model) -> None:
+    asked = told.VaultRequest(
+        [len(p) for p in wanted.prompts],
+        list(wanted.public),
+        wanted.max_new_tokens,
+        float(wanted.temperature),
+        list(wanted.fakes),
+        wanted.own,
+        wanted.seed,
+    )
+    told.check_asked(asked, model.shape)
+    told.say_record(vault, "prompts", asked)
+    vault.send(np.concatenate([np.asarray(p, np.int32) for p in wanted.prompts]))
+
+
+def _fakes(vault: Messages, on_stage: Callable[[str], None]) -> told.Fakes:
+    """Hear what the vault has made of a prompt with tags."""
+    while (message := vault.hear("stage", "fakes"))["type"] == "stage":
+        on_stage(str(message.get("name"))[:200])
+    fakes: told.Fakes = told.told(told.Fakes, message, VAULT)
+    if not 1 <= len(fakes.lengths) <= told.MAX_LANES:
+        raise WireError("the vault states a number of prompts that cannot be")
+    return fakes
 
 
 def _of_lanes(message: dict[str, Any], lanes: int, vocab: int) -> tuple[list[int], list[int]]:

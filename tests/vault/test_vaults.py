@@ -112,28 +112,45 @@ def test_eight_users_at_once_have_the_text_of_one(
         is_greedy(config, params, list(tokenizer.encode(prompts[i])), tokens)
 
 
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a public model with room for the prompt for infilling, which the pair's own lacks."""
+    directory = tmp_path_factory.mktemp("longer") / "public"
+    longer = replace(PUBLIC, n_positions=128)
+    save_model(directory, longer, endless(tiny_params(longer, 2)))
+    save_tokenizer(directory)
+    return directory
+
+
 @pytest.mark.parametrize(
-    "how", [["--eta", "3"], ["--as-published", "--epsilon", "0.9"], ["--secrets", "book"]]
+    "how",
+    [
+        ["--eta", "3"],
+        ["--as-published", "--epsilon", "0.9"],
+        ["--secrets", "book"],
+        ["--fakes-in-vault", "key"],
+        ["--fakes-in-vault", "key", "--as-published", "--epsilon", "0.9"],
+    ],
+    ids=["repaired", "published", "book", "in the vault", "published, in the vault"],
 )
 def test_obfuscated_text_is_that_of_the_prompt_alone(
+    start: Start,
     shared: tuple[Engine, Engine],
     ask: Callable[..., Command],
     pair: Pair,
+    public: Path,
     tmp_path: Path,
     how: list[str],
 ) -> None:
     """Output invariance, among fakes: the user's own text is what comes out."""
-    # The prompt for infilling is longer than the pair's own context.
-    public = tmp_path / "public"
-    longer = replace(PUBLIC, n_positions=128)
-    save_model(public, longer, endless(tiny_params(longer, 2)))
-    save_tokenizer(public)
+    port, own = shared[1].port, ["--draft-model", str(public)]
+    if "--fakes-in-vault" in how:  # by a model of the vault's
+        port, own = vault(start, shared[0].port, "--insecure", *own).port, []
     actual = result(
         ask(
-            shared[1].port,
+            port,
             "--insecure",
-            "--draft-model",
-            str(public),
+            *own,
             "--json",
             "r.json",
             "--prompt",
@@ -310,6 +327,10 @@ BAD = {
     "nothing fits": (
         ["--prompt", "a<redacted>b</redacted>", "--fakes", "400", "--min-fakes", "400"],
         "nothing was sent",
+    ),
+    "fakes by both": (
+        ["--prompt", "a <redacted>b</redacted>", "--fakes-in-vault", "key"],
+        "the vault makes fakes with --secrets and --draft-model of its own",
     ),
     "no fakes": (["--prompt", "a <redacted>b</redacted>", "--fakes", "0"], "1 fake prompt"),
     "nothing found": (["--redact", "patterns"], "finds nothing in this prompt"),

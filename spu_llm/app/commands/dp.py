@@ -220,11 +220,11 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _model(directory: Path) -> Any:
+    from models.digest import digest_of
     from models.hf import load_model
     from models.tokenizer import Tokenizer
     from spu_llm.systems.dp_text.corpus import Model
     from spu_llm.systems.dp_text.lanes import folded
-    from spu_llm.vault.told import digest_of
 
     config, params = load_model(directory)
     tokenizer = Tokenizer.load(directory)

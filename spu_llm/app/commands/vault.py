@@ -80,6 +80,19 @@ def add_command(commands: Any) -> None:
         "--trust-user", type=Path, metavar="FILE", help="certificates, in PEM form, of the user"
     )
     keep.add_argument(
+        "--draft-model",
+        type=Path,
+        metavar="DIR",
+        help="public model that makes fakes here, for a user with --fakes-in-vault (default: the "
+        "shipped one)",
+    )
+    keep.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="DIR",
+        help="a folder that keeps account of what this vault has hidden before",
+    )
+    keep.add_argument(
         "--evidence",
         type=Path,
         metavar="FILE",
@@ -135,6 +148,13 @@ def add_command(commands: Any) -> None:
     spans = generate.add_argument_group("spans", _SPANS)
     span_options.add_options(spans)
     span_options.add_as_published(spans, _PUBLISHED)
+    spans.add_argument(
+        "--fakes-in-vault",
+        type=Path,
+        metavar="DIR",
+        help="have the vault make the fakes, by a model of its own; the folder, made where there "
+        "is none, keeps a key that says which answer is yours",
+    )
     _identity(generate, "--trust", "the vault")
     _policy(generate, "before the prompt goes there")
     _common(generate)
@@ -228,12 +248,15 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _open(options: argparse.Namespace) -> None:
+    from spu_llm.api.defaults import shipped
     from spu_llm.vault.keeper import VaultOptions, keep
+    from spu_llm.vault.making import Maker
 
     def make(renewed: argparse.Namespace) -> VaultOptions:
         engine = _place(renewed, renewed.server, "--server", renewed.trust)
         user = _place(renewed, renewed.listen, "--listen", renewed.trust_user)
-        return VaultOptions(engine, user, renewed.evidence, renewed.exit_with_parent)
+        maker = Maker(renewed.draft_model or shipped("public"), renewed.secrets)
+        return VaultOptions(engine, user, maker, renewed.evidence, renewed.exit_with_parent)
 
     opened, renewal = reloading.loaded(
         options,

@@ -94,7 +94,7 @@ class Book:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._secrets: list[Secret] = []
-        self._key = os.urandom(KEY_BYTES) if folder is None else _key_in(folder)
+        self._key = os.urandom(KEY_BYTES) if folder is None else key_in(folder)
 
     def rows(self, public: Public, prompt: Prompt, limits: Limits) -> tuple[list[Any], int, float]:
         """Return tokens int32 [n] of the prompt and of fakes, in a secret order; where the prompt
@@ -196,7 +196,7 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _key_in(folder: Path) -> bytes:
+def key_in(folder: Path) -> bytes:
     """Return the key of a book, which is made where there is none."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
