@@ -10,7 +10,7 @@ from typing import Any
 from models.tokenizer import StreamDecoder, Tokenizer
 from spu_llm.api.defaults import shipped
 from spu_llm.api.events import OnEvent, Stage, Text
-from spu_llm.core.errors import InputError
+from spu_llm.core.errors import InputError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.confidential.book import key_in
 from spu_llm.systems.confidential.learned import learned
@@ -91,6 +91,8 @@ def complete_by_vault(
 
     def on_fakes(fakes: Fakes) -> None:
         assert isinstance(asked, MarkedRequest)
+        if bool(marked.targets) != (len(fakes.lengths) > 1):
+            raise WireError("the vault has hidden something else than was redacted")
         out.lengths = fakes.lengths
         out.own = place_of(bytes.fromhex(asked.key), prompt, len(fakes.lengths))
         out.facts = {**fakes.facts, "says": fakes.says} if fakes.says else {}

@@ -177,7 +177,8 @@ def asked(options: argparse.Namespace) -> AskedPrompts:
         Templates(private, public, labels)
         if variation is not None:
             Templates(variation.replace(_STYLE, ""), public, labels)
-    references = read_labelled(options.references, labels)
+    none = options.adjacency == "add-or-remove"  # whether there is one is no secret to be told
+    references = read_labelled(options.references, labels, none=none)
     return AskedPrompts(
         options.query, private, public, variation, labels, options.system, references
     )

@@ -180,6 +180,7 @@ class Requests:
             self._beside_requests(self._open_spare(SPARE_AFTER_S))
         async with self._changing:
             self._keep(kept)
+            self._forget_closed()
             await self._evict(self.keep, spares=False, but=kept)
         return of_answer(answer)
 

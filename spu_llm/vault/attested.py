@@ -10,10 +10,11 @@ any prompt, and to the engine before any weights. Either may have a policy, and 
 - one claim is the SHA-256 fingerprint of the certificate by which the vault has met them, so that
   a token of one machine is of no use to another.
 
-What is trusted is the service, and that it signs such a claim only for a machine that holds the
-certificate's key: a vault must make its identity inside, and put the fingerprint into the report.
-Whether that hardware keeps what it promises is not this module's to say. It was tried with tokens
-that tests sign, with no service's own.
+A token holds until it expires: nothing else says that it is fresh. What is trusted is the service,
+and that it signs such a claim only for a machine that holds the certificate's key: a vault must
+make its identity inside, and put the fingerprint into the report. Whether that hardware keeps what
+it promises is not this module's to say. It was tried with tokens that tests sign, with no service's
+own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from typing import Any
 
 import jwt
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.text_files import read_text
@@ -36,13 +39,14 @@ MOST_EVIDENCE = 64 << 10  # bytes of a token
 _CLOCKS_S = 60.0  # that clocks may differ by
 # None by a secret that both have: whoever checks could sign then.
 _ALGORITHMS = ("ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_LEAST_RSA = 2048
 _TEXTS = ("key", "algorithm", "issuer", "certificate_claim")
 
 
 @dataclass(frozen=True)
 class Policy:
     """What evidence must say. key: the service's public key; certificate_claim: the claim that is
-    the fingerprint (hex) of the vault's certificate; claims: the values of others.
+    the fingerprint (hex) of the vault's certificate; claims: other claims, and their values.
     """
 
     key: Any
@@ -60,13 +64,18 @@ class Policy:
             given = json.loads(read_text(path, "--policy"))
         except ValueError:
             given = None
-        if not isinstance(given, dict) or set(given) - {"claims"} != set(_TEXTS):
+        if not isinstance(given, dict) or set(given) != {*_TEXTS, "claims"}:
             raise InputError(
                 f"{path}, of --policy: must be a JSON object with {', '.join(_TEXTS)}, and claims"
             )
-        claims = given.get("claims", {})
+        claims = given["claims"]
         if not all(isinstance(given[name], str) for name in _TEXTS) or not isinstance(claims, dict):
             raise InputError(f"{path}, of --policy: all but claims, an object, are texts")
+        if not claims:
+            raise InputError(
+                f"{path}, of --policy: claims must say what kind of machine is meant; the "
+                "fingerprint alone is of any that the service knows"
+            )
         if given["algorithm"] not in _ALGORITHMS:
             raise InputError(
                 f"{path}, of --policy: the algorithm must be one of {', '.join(_ALGORITHMS)}"
@@ -85,6 +94,8 @@ class Policy:
             raise PeerError("evidence is of a certificate, and this connection has none")
         if not isinstance(evidence, str) or not evidence:
             raise PeerError("the vault shows no evidence of where it runs")
+        if len(evidence) > MOST_EVIDENCE or not evidence.isascii():
+            raise PeerError("the vault's evidence does not hold: it is no token")
         try:
             claims = jwt.decode(
                 evidence,
@@ -121,11 +132,14 @@ def _public_key(path: Path, algorithm: str) -> Any:
             key: Any = x509.load_pem_x509_certificate(pem).public_key()
         else:
             key = serialization.load_pem_public_key(pem)
-        return jwt.get_algorithm_by_name(algorithm).prepare_key(key)
-    except (ValueError, TypeError, jwt.PyJWTError) as exc:
+        ready = jwt.get_algorithm_by_name(algorithm).prepare_key(key)
+    except (ValueError, TypeError, UnsupportedAlgorithm, jwt.PyJWTError) as exc:
         raise InputError(
             f"{path}: must be a public key or certificate in PEM form, for {algorithm}"
         ) from exc
+    if isinstance(ready, RSAPublicKey) and ready.key_size < _LEAST_RSA:
+        raise InputError(f"{path}: an RSA key must have {_LEAST_RSA} bits or more")
+    return ready
 
 
 def _written(value: Any) -> str:

@@ -1,6 +1,6 @@
 """A user's vault: keeps the prompt's keys and values, answers the engine, draws the tokens.
 
-It belongs into a confidential virtual machine, whose attestation is the operator's part: what is
+It belongs into a confidential virtual machine, whose evidence it can show (`attested`): what is
 trusted with the prompt and, for the time of a prefill, with the weights, is this process. One
 request at a time, each a session with the engine; others wait, once they have said all of theirs.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 from models.digest import update
 from models.family import ModelConfig
 from protocols.verification.distribution import Sampling, draw
-from spu_llm.core.errors import InputError, PeerError
+from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.core.freed import give_back
 from spu_llm.core.prg import Prg
 from spu_llm.net.entrance import Entrance, Met
@@ -40,6 +40,7 @@ from spu_llm.vault.making import Maker
 # An engine may compile, and wait for another vault, before it comes to this one.
 _ENGINE_S = 30.0
 _STAGE_S = 1.0  # between two lines about a prefill
+_BUSY_S = 5.0  # between two lines about anything else
 ENGINE = "the engine"
 
 
@@ -106,13 +107,13 @@ class _Requests:
         user.say("evidence", token=shown(self._evidence))
         told.say_record(user, "model", pinned)
         message = user.hear("prompts", "marked")
-        if message["type"] == "marked":
-            asked, prompts = self._made(user, message)
-        else:
+        if message["type"] == "prompts":
             asked, prompts = self._taken(user, message)
         # Whoever says nothing more holds nobody up.
         with self._turn:
             self._callers.settled(met)
+            if message["type"] == "marked":
+                asked, prompts = self._made(user, message)
             engine = _called(self.engine)
             try:
                 if _model_of(engine) != pinned:
@@ -142,11 +143,32 @@ class _Requests:
     ) -> tuple[told.VaultRequest, list[list[int]]]:
         """Return a request for a prompt with tags, and the prompts that it becomes."""
         wish: told.MarkedRequest = told.told(told.MarkedRequest, message, "the user")
-        user.say("stage", name="finding fakes")
-        asked, prompts, fakes = self._maker.made(wish, self._pinned.tokenizer)
+        with _saying(user, "finding fakes"):
+            asked, prompts, fakes = self._maker.made(wish, self._pinned.tokenizer)
         told.check_asked(asked, self._pinned.shape)
         told.say_record(user, "fakes", fakes)
         return asked, prompts
+
+
+@contextmanager
+def _saying(user: Messages, what: str) -> Iterator[None]:
+    """Tell the user every few seconds, while nothing else is said, what is being done."""
+    over = threading.Event()
+
+    def tell() -> None:
+        with suppress(SpuLlmError):  # who is told something else later hears of it then
+            while True:
+                user.say("stage", name=what)
+                if over.wait(_BUSY_S):
+                    return
+
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    try:
+        yield
+    finally:
+        over.set()
+        telling.join()
 
 
 def _called(place: told.Place) -> Messages:

@@ -71,7 +71,7 @@ def generate(
             count = len(wanted.prompts)
         else:
             told.say_record(vault, "marked", wanted)
-            fakes = _fakes(vault, on_stage)
+            fakes = _fakes(vault, on_stage, wanted.min_fakes)
             count = len(fakes.lengths)
             on_fakes(fakes)
         texts: list[list[int]] = [[] for _ in range(count)]
@@ -103,13 +103,16 @@ def _send(vault: Messages, wanted: Wish, model: told.Model) -> None:
     vault.send(np.concatenate([np.asarray(p, np.int32) for p in wanted.prompts]))
 
 
-def _fakes(vault: Messages, on_stage: Callable[[str], None]) -> told.Fakes:
-    """Hear what the vault has made of a prompt with tags."""
+def _fakes(vault: Messages, on_stage: Callable[[str], None], fewest: int) -> told.Fakes:
+    """Hear what the vault has made of a prompt with tags: one prompt, or `fewest` beside it."""
     while (message := vault.hear("stage", "fakes"))["type"] == "stage":
         on_stage(str(message.get("name"))[:200])
     fakes: told.Fakes = told.told(told.Fakes, message, VAULT)
-    if not 1 <= len(fakes.lengths) <= told.MAX_LANES:
-        raise WireError("the vault states a number of prompts that cannot be")
+    made = len(fakes.lengths) - 1
+    if not (made == 0 or fewest <= made < told.MAX_LANES) or min(fakes.lengths) < 1:
+        raise WireError("the vault states prompts that cannot be")
+    if bool(made) != bool(fakes.says):
+        raise WireError("the vault does not say how well its prompts hide the user's")
     return fakes
 
 

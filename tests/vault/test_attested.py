@@ -87,7 +87,7 @@ def test_a_machine_of_the_policy_is_taken(tmp_path: Path) -> None:
     Policy.read(policy_in(tmp_path)).check(token(), OF_VAULT)
     Policy.read(policy_in(tmp_path)).check(token(aud="somebody"), OF_VAULT)
     key = rsa.generate_private_key(65537, 2048)
-    policy = Policy.read(policy_in(tmp_path, key, algorithm="PS256", claims=None))
+    policy = Policy.read(policy_in(tmp_path, key, algorithm="PS256"))
     policy.check(token(key, "PS256"), OF_VAULT)
 
 
@@ -108,6 +108,8 @@ BAD = {
     "signed by the public key": lambda: forged(pem_of(KEY)),
     "another algorithm": lambda: token(rsa.generate_private_key(65537, 2048), "RS256"),
     "nothing": lambda: "",
+    "half of a character": lambda: token(type="confidential-vm\ud800") + "\ud800",
+    "too long": lambda: "a" * (MOST_EVIDENCE + 1),
     "no text": lambda: 7,
 }
 
@@ -139,6 +141,8 @@ def test_any_text_is_refused_in_a_line(text: str) -> None:
         ({"issuer": None}, "must be a JSON object with key"),
         ({"issuer": 3}, "are texts"),
         ({"claims": []}, "are texts"),
+        ({"claims": {}}, "what kind of machine is meant"),
+        ({"claims": None}, "must be a JSON object with key"),
         ({"key": 3}, "are texts"),
         ({"clams": {}}, "must be a JSON object with key"),
     ],
@@ -146,6 +150,12 @@ def test_any_text_is_refused_in_a_line(text: str) -> None:
 def test_a_policy_that_cannot_be_used(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         Policy.read(policy_in(tmp_path, **change))
+
+
+def test_a_weak_key_is_refused(tmp_path: Path) -> None:
+    weak = rsa.generate_private_key(65537, 1024)
+    with pytest.raises(InputError, match="2048 bits or more"):
+        Policy.read(policy_in(tmp_path, weak, algorithm="RS256"))
 
 
 def test_what_is_shown(tmp_path: Path) -> None:

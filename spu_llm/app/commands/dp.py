@@ -51,7 +51,8 @@ def add_command(commands: Any) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help='a JSON object with "text" a line; in the order of the file, B at a time make a batch',
+        help='a JSON object with "text" a line; B at a time make a batch, in the order of the file '
+        "(but see --adjacency)",
     )
     generate.add_argument(
         "--query", metavar="TEXT", help="public: what each text goes on from; or give templates"

@@ -118,10 +118,7 @@ def add_command(commands: Any) -> None:
         "--most", type=int, metavar="BYTES", help="in all, after which nothing may (default: any)"
     )
     watch.add_argument(
-        "--model",
-        type=Path,
-        metavar="DIR",
-        help="say how long weights of this model would take at least",
+        "--model", type=Path, metavar="DIR", help="say how long weights of this model would take"
     )
     watch.add_argument("--debug", action="store_true", help="show a traceback on errors")
     watch.set_defaults(run=_guard)
@@ -229,6 +226,8 @@ def _serve(options: argparse.Namespace) -> None:
     from spu_llm.vault.engine import EngineOptions, serve
     from spu_llm.vault.told import MAX_LANES
 
+    policy = _policy_of(options)
+
     def make(renewed: argparse.Namespace) -> EngineOptions:
         if not 1 <= renewed.lanes <= MAX_LANES:
             raise InputError(f"--lanes must be 1 to {MAX_LANES}, found {renewed.lanes}")
@@ -239,7 +238,7 @@ def _serve(options: argparse.Namespace) -> None:
             place.port,
             renewed.lanes,
             place.identity,
-            _policy_of(renewed),
+            policy,
             renewed.exit_with_parent,
         )
 
@@ -284,22 +283,18 @@ def _guard(options: argparse.Namespace) -> None:
     )
     if options.model is not None:
         size = _bytes_of_weights(options.model)
-        if options.most is not None and options.most < size:
-            tell(f"weights of {mb(size)} cannot leave: {mb(options.most)} may in all")
-        else:
-            days = max(0, size - options.burst) / options.rate / 86_400
-            tell(f"weights of {mb(size)} take {days:.2g} days at least")
+        days = max(0, size - options.burst) / options.rate / 86_400
+        within = "" if options.most is None else f"; {mb(options.most)} may in this run"
+        tell(f"weights as they are stored, {mb(size)}, take {days:.2g} days to leave{within}")
     asyncio.run(guard(guarded, say, _listening("guard", guarded.listen[0])))
 
 
 def _bytes_of_weights(model: Path) -> int:
-    """Return the size of a model's weights as they go through a vault, float32."""
-    import jax
-
-    from models.family import weight_shapes
+    """Return the size of the files that hold a model's weights."""
     from models.hf import load_config
 
-    return sum(4 * leaf.size for leaf in jax.tree.leaves(weight_shapes(load_config(model))))
+    load_config(model)
+    return sum(path.stat().st_size for path in model.glob("*.safetensors"))
 
 
 def _generate(options: argparse.Namespace) -> None:

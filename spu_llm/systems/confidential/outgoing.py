@@ -108,7 +108,7 @@ def _repaired(
         f"a guess reaches at most {most:.3f}, if prompts are distributed as the public model says"
     )
     if options.secrets is None:
-        says += "; repeats are not accounted (--secrets)"
+        says += "; repeats are not accounted for: there is no folder of --secrets"
     facts = {"fakes": len(rows) - 1, "eta": options.eta, "bound": most, "says": says}
     return Outgoing([row.tolist() for row in rows], own, public, [], facts)
 

@@ -153,6 +153,8 @@ def check_number(wanted: CorpusRequest, groups: Sequence[int]) -> None:
     """
     if wanted.adjacency != ADD_OR_REMOVE:
         check_texts(wanted.texts, groups, wanted.batch)
+    elif len(groups) > 1:
+        raise InputError(f"labels say which references there are: {ADD_OR_REMOVE} has none")
     elif not 1 <= wanted.texts <= MOST_TEXTS:
         raise InputError(f"--texts must be 1 to {MOST_TEXTS}, found {wanted.texts}")
 

@@ -7,17 +7,22 @@ of what comes out, and what is charged for it is not: all T tokens are, always.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from models.family import ModelConfig
+from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.lanes import Lanes
 from spu_llm.systems.dp_text.methods import Method
 from spu_llm.systems.dp_text.prompts import Prompts
+
+# Of a text, where there is no other bound: each pass keeps its cache, and with so many terms sums
+# are exact (`mechanism`).
+MOST_PASSES, MOST_REFERENCES = 64, 1 << 15
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,9 @@ class Generator:
 
     @property
     def calls(self) -> int:
-        """Return the number of next-token evaluations of the model so far: B + 1 a token."""
+        """Return the number of next-token evaluations of the model so far: B + 1 a token, B more
+        for each further pass.
+        """
         return self._public.calls + sum(lanes.calls for lanes in self._private)
 
     def lanes(self, count: int, room: int) -> Lanes:
@@ -110,18 +117,27 @@ def batches(references: Sequence[str], batch: int) -> list[list[str]]:
 def dealt(references: Sequence[str], texts: int, batch: int) -> list[list[str]]:
     """Deal references out to texts, each by its own words alone, so that all others stay where they
     are when one comes or goes. A text's list has multiples of B places, nulls among them: words say
-    the text, and the place in B (the row of a forward, whose last bits may depend on it); those of
-    one place follow one another in passes.
+    the text, and the place in B (the row of a forward, whose last bits may depend on it), where
+    references follow one another in passes. InputError where a text gets too many.
     """
-    places: list[list[list[str]]] = [[[] for _ in range(batch)] for _ in range(texts)]
+    places: dict[int, dict[int, list[str]]] = {}
     for reference in filter(None, references):  # an empty one is null
         data = reference.encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(data, digest_size=16, person=b"dp text").digest()
         text, place = (int.from_bytes(digest[i : i + 8], "little") for i in (0, 8))
-        places[text % texts][place % batch].append(reference)
-    return [_in_passes(one) for one in places]
+        places.setdefault(text % texts, {}).setdefault(place % batch, []).append(reference)
+    most = min(MOST_PASSES * batch, MOST_REFERENCES)
+    made = [_in_passes(places.get(text, {}), batch) for text in range(texts)]
+    if (largest := max(map(len, made))) > most:
+        raise InputError(
+            f"a text would go through {largest // batch} passes of --batch references; give more "
+            "--texts, or a larger --batch"
+        )
+    return made
 
 
-def _in_passes(places: Sequence[Sequence[str]]) -> list[str]:
-    passes = max(len(place) for place in places)
-    return [place[i] if i < len(place) else "" for i in range(passes) for place in places]
+def _in_passes(places: Mapping[int, Sequence[str]], batch: int) -> list[str]:
+    """Return the references of each place, one pass after the other."""
+    passes = max(map(len, places.values()), default=0)
+    rows = [places.get(place, []) for place in range(batch)]
+    return [row[i] if i < len(row) else "" for i in range(passes) for row in rows]

@@ -1,6 +1,6 @@
 """A corpus as it is written, and beside it the account of what was spent for it.
 
-    FILE              a text a line, in the order of batches
+    FILE              a text a line, in the order in which they are made
     FILE.ledger       0600, the curator's own: the run's parameters, how many texts were *begun*,
                       what that spent, and while one is being made the key of its randomness
 

@@ -13,9 +13,10 @@ public logits; phi_i [B, m], those with reference i in the prompt; C clips; tau 
 Everything here is a pure function of arrays; candidates and public logits are public.
 
 **Exact sensitivity.** Clipped differences are rounded to multiples of 2^-FRAC_BITS within
-[-C', C'], C' = C rounded down, so that their sums are exact in float64, and what one reference
-changes is at most C' (2 C' where it is swapped for another one): no rounding error adds to it. Two
-parties that hold the differences in a ring with as many fractional bits compute the same S.
+[-C', C'], C' = C rounded down, so that sums of n of them are exact in float64 (n C' is below 2^29,
+whatever sizes are allowed), and what one reference changes is at most C' (2 C' where it is swapped
+for another one): no rounding error adds to it. Two parties that hold the differences in a ring with
+as many fractional bits compute the same S.
 
 **Exact weights.** Scores u(y) = (phibar(y) - max phi_pub) / tau are held within +-SPAN, which is
 1-Lipschitz and centred on a public number, so that no weight e^u underflows and the sensitivity
@@ -104,8 +105,10 @@ def clipped_sum(
 
 
 def mean_logits(public: np.ndarray, total: np.ndarray, batch: int) -> np.ndarray:
-    """Compute phibar, float64 [m], of public logits [m] and S [m]; `batch` is B, nulls counted."""
-    return sanitised(public) + total / batch
+    """Compute phibar, float64 [m], of public logits [m] and S [m]; `batch` is B, nulls counted. S /
+    B is held within +-LARGEST, where more than B references could lead out of it.
+    """
+    return sanitised(public) + np.clip(total / batch, -LARGEST, LARGEST)
 
 
 def weights(public: np.ndarray, mean: np.ndarray, temperature: float) -> np.ndarray:

@@ -18,7 +18,8 @@ HOLDS = "holds before anything is generated, whatever the references are"
 # Of methods whose noise is that of `sampling.laplace` or `sampling.gaussian`.
 HOLDS_BUT_FOR_ROUNDING = f"{HOLDS}; not accounted for is that its noise is rounded to float64"
 
-# The next token from phi_pub [vocab] and phi_i [B, vocab], float32; None: the method gives no more.
+# The next token from phi_pub [vocab] and phi_i [rows, vocab], float32 (B rows, or more where a
+# method takes any number); None: the method gives no more.
 Next = Callable[[np.ndarray, np.ndarray], int | None]
 
 
@@ -26,7 +27,7 @@ Next = Callable[[np.ndarray, np.ndarray], int | None]
 class Method:
     """A way to generate texts from batches of references.
 
-    begin(present, prg)  starts a text: bool [B], False where a reference is null, and the stream
+    begin(present, prg)  starts a text: bool [rows], False where a reference is null, and the stream
                          that all of its randomness is drawn from.
     event                what a text spends of the privacy of its own batch, whatever came of it;
                          one that no accountant supports where there is no guarantee.

@@ -187,23 +187,26 @@ def with_room(
     return [replace(prompts, reference_tokens=wanted) for prompts in bare]
 
 
-def read_references(path: Path) -> list[str]:
+def read_references(path: Path, *, none: bool = False) -> list[str]:
     """Return one reference for each line, a JSON object with its `text`; an empty text is null.
-    InputError when the file cannot be used; the message shows nothing of what is in it.
+    none: there may be none. InputError when the file cannot be used; the message shows nothing of
+    what is in it.
     """
     references = read_json_texts(path, "--references")
-    if not references:
+    if not references and not none:
         raise InputError(f"{path}, of --references, is empty")
     return references
 
 
-def read_labelled(path: Path, labels: Sequence[str]) -> dict[tuple[str, ...], list[str]]:
-    """Return references by their labels, in the order of the file; without labels, all together.
-    Each line is a JSON object with `text` and all labels: texts or numbers. InputError as of
-    `read_references`.
+def read_labelled(
+    path: Path, labels: Sequence[str], *, none: bool = False
+) -> dict[tuple[str, ...], list[str]]:
+    """Return references by their labels, in the order of the file; without labels, all together,
+    and `none` where there may be none. Each line is a JSON object with `text` and all labels: texts
+    or numbers. InputError as of `read_references`.
     """
     if not labels:
-        return {(): read_references(path)}
+        return {(): read_references(path, none=none)}
     references: dict[tuple[str, ...], list[str]] = {}
     for number, record in enumerate(read_json_lines(path, "--references"), 1):
         values = [record.get(name) for name in labels]

@@ -25,7 +25,10 @@ _BATCHES = (
     "how many references there are and which of them make a batch (their places in the file), and "
     "their labels, where there are any"
 )
-_DEALT = "the rule by which a reference's own words say to which text it belongs"
+_DEALT = (
+    "the rule by which a reference's own words say to which text it belongs; equal references "
+    "belong to one"
+)
 _TEXTS = "all texts, their number, and the length of each"
 NOT_PROTECTED = (
     "what the model knows of the references from its training",

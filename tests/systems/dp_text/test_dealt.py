@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.accounting import ADD_OR_REMOVE
-from spu_llm.systems.dp_text.generator import Generator, batches, dealt
+from spu_llm.systems.dp_text.generator import MOST_PASSES, Generator, batches, dealt
 from spu_llm.systems.dp_text.lanes import folded
 from spu_llm.systems.dp_text.mechanism import clipped_sum, grid_clip
 from spu_llm.systems.dp_text.methods import Method, Next, invisible_ink
@@ -49,6 +50,14 @@ def test_all_others_stay_where_they_are(references: list[str], texts: int, batch
         places = zip(by_place(before[i], batch), by_place(after[i], batch), strict=True)
         gone = [one - other for one, other in places if one != other]
         assert gone == [Counter([references[0]])] != [Counter([""])]
+
+
+def test_no_text_goes_through_any_number_of_passes() -> None:
+    """Equal references belong to one place, and each needs a pass of its own."""
+    assert len(dealt(["same"] * MOST_PASSES, TEXTS, B)) == TEXTS
+    with pytest.raises(InputError, match="65 passes of --batch"):
+        dealt(["same"] * (MOST_PASSES + 1), TEXTS, B)
+    assert dealt([], TEXTS, B) == [[]] * TEXTS
 
 
 @pytest.fixture(scope="module")

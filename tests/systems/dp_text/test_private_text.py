@@ -107,6 +107,10 @@ def test_references_that_are_there_or_not(dp: Dp, tmp_path: Path) -> None:
     assert said["adjacency_means"] == "one reference is there, or is not"
     assert 4.9 < said["epsilon"] <= 5
     assert not any("how many references" in words for words in said["public"])
+    nobody = tmp_path / "nobody.jsonl"
+    nobody.write_text("")
+    none = dp(adjacency="add-or-remove", references=str(nobody), out=str(tmp_path / "none.jsonl"))
+    assert run(none) == 0 and len(texts(tmp_path / "none.jsonl")) == 2
     assert run(["dp", "account", "--epsilon", "5", "--adjacency", "add-or-remove"]) == 0
 
 
