@@ -218,6 +218,7 @@ TABLES: dict[str, Tables] = {
     "confidential": single("confidential", confidential_report.in_results),
     "obfuscation": printed("obfuscation", obfuscation.table),
     "dp_text": single("dp_text", dp_text_report.in_results, seconds=False),
+    "dp_text_more": single("dp_text_more", dp_text_report.in_results, seconds=False),
     "noir": single("noir", noir_report.in_results, seconds=False),
     "noir_more": single("noir_more", noir_report.in_results, seconds=False),
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),

@@ -40,10 +40,11 @@ def test_prompts_are_printed_in_the_order_to_send(
     made = ran(tmp_path / "a.json")
     out, err = capsys.readouterr()
     prompts = [json.loads(line)["prompt"] for line in out.splitlines()]
-    assert prompts == made["prompts"] and len(set(prompts)) == 9
-    assert prompts[made["own"]] == OWN and f"prompt {made['own'] + 1} of 9 is yours" in err
+    count = len(set(prompts))
+    assert prompts == made["prompts"] and 5 <= count == len(prompts) <= 9  # as many as are drawn
+    assert prompts[made["own"]] == OWN and f"prompt {made['own'] + 1} of {count} is yours" in err
     assert all(one.startswith("Written by ") and one.endswith(" in 1999.") for one in prompts)
-    assert "a guess reaches at most" in err and made["bound"] < 0.2
+    assert "a guess reaches at most" in err and made["bound"] < 0.3
 
 
 def test_an_endpoint_is_asked_for_all_alike(
@@ -54,7 +55,7 @@ def test_an_endpoint_is_asked_for_all_alike(
     made = ran(tmp_path / "a.json", *options, "--secrets", str(tmp_path / "book"))
     assert [body.pop("prompt") for body in endpoint.asked] == made["prompts"]
     same = {"model": "m", "n": 1, "max_tokens": 3, "temperature": 0.7}
-    assert endpoint.asked == [same] * 9
+    assert endpoint.asked == [same] * len(made["prompts"])
     assert capsys.readouterr().out.strip() == str(len(OWN))
     assert made["answers"] == [f" {len(prompt)}" for prompt in made["prompts"]]
     # With an account of secrets the same prompt goes out among the same fakes, in the same order.
@@ -65,7 +66,7 @@ def test_an_endpoint_that_fails_ends_it(capsys: pytest.CaptureFixture[str], tmp_
     """No answer is shown, whichever prompt it fails at."""
 
     def fails(body: Body, number: int) -> Reply:
-        return choices(" x") if number < 8 else refusing(404, {"error": {"message": "no model"}})
+        return choices(" x") if number < 3 else refusing(404, {"error": {"message": "no model"}})
 
     with serving(fails) as server, pytest.raises(SystemExit) as end:
         cli.main(["obfuscate", "--prompt", PROMPT, "--endpoint", server.url])
