@@ -77,10 +77,10 @@ def utility(result: Row) -> list[str]:
     columns: list[Column[tuple[str, dict[bool, Row]]]] = [
         Column("mechanism", lambda of: of[0]),
         Column("features kept of a token", lambda of: _kept(next(iter(of[1].values())))),
-        Column("perplexity, not tuned", lambda of: _perplexity(of[1].get(False))),
-        Column("next token right", lambda of: _accuracy(of[1].get(False))),
-        Column("perplexity, tuned", lambda of: _perplexity(of[1].get(True))),
-        Column("next token right, tuned", lambda of: _accuracy(of[1].get(True))),
+        Column("perplexity, not tuned", lambda of: perplexity(of[1].get(False))),
+        Column("next token right", lambda of: accuracy(of[1].get(False))),
+        Column("perplexity, tuned", lambda of: perplexity(of[1].get(True))),
+        Column("next token right, tuned", lambda of: accuracy(of[1].get(True))),
     ]
     return rows_table(columns, _by_name(result).items())
 
@@ -89,14 +89,16 @@ def _kept(row: Row) -> str:
     return "all" if row["kept"] is None else report.three(row["kept"])
 
 
-def _perplexity(row: Row | None) -> str:
+def perplexity(row: Row | None) -> str:
+    """Write a row's perplexity and the factor of its interval."""
     if row is None:
         return "–"
-    perplexity, nats = row["perplexity"]
-    return f"{report.three(perplexity)} (× or / {math.exp(nats):.2f})"
+    value, nats = row["perplexity"]
+    return f"{report.three(value)} (× or / {math.exp(nats):.2f})"
 
 
-def _accuracy(row: Row | None) -> str:
+def accuracy(row: Row | None) -> str:
+    """Write how often a row's next token is right, and half the interval, in per cent."""
     return "–" if row is None else "{:.1f} ± {:.1f} %".format(*(100 * x for x in row["accuracy"]))
 
 
@@ -107,15 +109,22 @@ def attacks(result: Row, epsilon: float) -> list[str]:
     attacked = [
         row for row in result["rows"] if row["outcomes"] and row["epsilon"] in (None, epsilon)
     ]
+    return outcomes_table(
+        f"%, ε / m = {epsilon:.3g}", [(_column(row), row["outcomes"]) for row in attacked]
+    )
+
+
+def outcomes_table(head: str, attacked: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
+    """Return a table of outcomes: a row for each attack, a column for each of what is attacked."""
     whats = dict.fromkeys(
         (o["attack"], o["what"])
-        for row in attacked
-        for o in row["outcomes"]
+        for _, outcomes in attacked
+        for o in outcomes
         if not o["what"].startswith(_LEFT_OUT)
     )
     columns: list[Column[tuple[str, str]]] = [
-        Column(f"%, ε / m = {epsilon:.3g}", lambda known: f"{known[0]}: {known[1]}"),
-        *(Column(_column(row), partial(_cell, row["outcomes"])) for row in attacked),
+        Column(head, lambda known: f"{known[0]}: {known[1]}"),
+        *(Column(name, partial(_cell, outcomes)) for name, outcomes in attacked),
     ]
     return rows_table(columns, sorted(whats, key=lambda known: int(known[0][1:])))
 

@@ -154,12 +154,7 @@ class Study:
         prg = Prg.from_seed(self.plan.seed, f"noir {cell.mechanism} {cell.epsilon}")
         codebook, labels, kept = None, np.arange(vocab), None
         if cell.epsilon is not None:
-            drawn = vocabulary.draw(
-                table_of(self.params, config),
-                cell.mechanism,
-                cell.epsilon * config.width,
-                prg.child("codebook"),
-            )
+            drawn = drawn_codebook(self.params, config, cell.mechanism, cell.epsilon, prg)
             codebook, kept = drawn.table, float(drawn.kept.mean())
             labels = ltokenizer.Permutation.draw(vocab, prg.child("permutation")).forward
         boundary = Boundary(config.width, "float32")
@@ -172,12 +167,11 @@ class Study:
             boundary=boundary,
             learning_rate=LEARNING_RATE,
         )
-        key = prg.child("batches").words((KEY_BYTES // 8,)).tobytes()
-        batches = Batches(self.corpus.known, BATCH, LENGTH, key)
 
         def on_round(number: int, loss: float) -> None:
             say(f"{cell.name}: round {number + 1} of {cell.rounds}, {loss:.2f} nats")
 
+        batches = batches_of(self.corpus, prg)
         losses = tune(client, host, boundary, batches, range(cell.rounds), on_round=on_round)
         front, back = client.front_weights(), client.weights["back"]
         facts = {
@@ -252,6 +246,20 @@ class Study:
         facts = {**asdict(cell), "kept": kept, "loss": None, **measured}
         outcomes = [as_dict(o) for o in self.attacker.of_rows(cell.name, rows)]
         return {**facts, "outcomes": outcomes}
+
+
+def drawn_codebook(
+    params: Params, config: ModelConfig, mechanism: str, epsilon: float, prg: Prg
+) -> vocabulary.Codebook:
+    """Draw a codebook of the model's table; epsilon: of a feature."""
+    table = table_of(params, config)
+    return vocabulary.draw(table, mechanism, epsilon * config.width, prg.child("codebook"))
+
+
+def batches_of(texts: Corpus, prg: Prg) -> Batches:
+    """Return the batches that a cell is tuned on."""
+    key = prg.child("batches").words((KEY_BYTES // 8,)).tobytes()
+    return Batches(texts.known, BATCH, LENGTH, key)
 
 
 def _front_of(front: Params, config: ModelConfig, tokens: np.ndarray) -> Any:

@@ -19,7 +19,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.net.relay import Relay
 from spu_llm.service.client import run_as_client
 from spu_llm.systems.split.beginning import begin
-from spu_llm.systems.split.modes import EPSILON, FEATURES, MPC, PLAIN
+from spu_llm.systems.split.modes import CODEBOOK, ENDS, EPSILON, FEATURES, MPC, PLAIN
 from spu_llm.systems.split.records import TUNE, TuneInputs, TuneRequest
 from spu_llm.systems.split.state import SECRETS, ClientSecrets, Settings, held
 from spu_llm.systems.split.texts import digest_of, tokens_of
@@ -27,7 +27,9 @@ from spu_llm.systems.split.texts import digest_of, tokens_of
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """How both ends are to be tuned. The provider learns all but `mechanism` and `epsilon`."""
+    """How both ends are to be tuned. The provider is not told `mechanism`, `epsilon`, `leave_out`
+    and `tuned`; what it receives shows whether a codebook or a permutation is left out.
+    """
 
     rounds: int = 200  # in all, with what was done before
     batch: int = 16  # texts of a round
@@ -38,14 +40,21 @@ class TuneOptions:
     mechanism: str | None = None  # of the codebook; "exponential" in noir, "none" in plain
     epsilon: float | None = None  # of all features together; the paper's for each, by default
     precision: str = "float32"  # of what crosses the boundaries
+    leave_out: str = ""  # "codebook" or "permutation": noir without it, to see what it is for
+    tuned: str = ENDS  # or "back" alone
 
     def settings(
         self, client: SplitClient, config: ModelConfig, params: Params, texts: Sequence[Path]
     ) -> Settings:
         """Return the settings of such a tuning, with a fresh id. InputError for nonsense."""
         plain = client.mode == PLAIN
-        mechanism = self.mechanism or ("none" if plain else "exponential")
-        if plain != (mechanism == "none"):
+        if plain and self.leave_out:
+            raise InputError("--mode plain has neither codebook nor permutation to leave out")
+        if self.leave_out == CODEBOOK and (self.mechanism, self.epsilon) != (None, None):
+            raise InputError("--mechanism and --epsilon are of the codebook that is left out")
+        bare = plain or self.leave_out == CODEBOOK
+        mechanism = self.mechanism or ("none" if bare else "exponential")
+        if bare != (mechanism == "none"):
             raise InputError(
                 "--mode plain is without a codebook; leave --mechanism out"
                 if plain
@@ -69,13 +78,15 @@ class TuneOptions:
             front=client.split.front,
             back=client.split.back,
             mechanism=mechanism,
-            epsilon=0.0 if plain else epsilon,
+            epsilon=0.0 if bare else epsilon,
             precision=self.precision,
             batch=self.batch,
             length=self.length,
             learning_rate=self.learning_rate,
             lora=self.lora,
             texts=digest_of(tokens),
+            leave_out=self.leave_out,
+            tuned=self.tuned,
         )
 
     def request(self, secrets: ClientSecrets) -> TuneRequest:

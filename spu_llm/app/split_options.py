@@ -19,14 +19,17 @@ from spu_llm.app.options import (
 from spu_llm.app.serving import add_sessions
 from spu_llm.core.errors import InputError
 from spu_llm.systems.split.modes import (
+    ENDS,
     EPSILON,
     FEATURES,
+    LEAVE_OUT,
     MECHANISMS,
     MODES,
     MPC,
     NOIR,
     PLAIN,
     PRECISIONS,
+    TUNED,
 )
 
 BATCH, LENGTH, ROUNDS, SAVE_EVERY, LEARNING_RATE = 16, 64, 200, 10, 1e-3
@@ -183,6 +186,19 @@ def add_tune(roles: Any, run: Run) -> None:
         metavar="E",
         help="of the codebook, all features together (default: as much for each "
         f"as the paper's {EPSILON:g} for {FEATURES})",
+    )
+    tune.add_argument(
+        "--leave-out",
+        choices=LEAVE_OUT,
+        default="",
+        help="noir without one of its two secrets, INSECURE, to see what it is for: without the "
+        "codebook prompts are read off rows, without the permutation texts off gradients",
+    )
+    tune.add_argument(
+        "--tuned",
+        choices=TUNED,
+        default=ENDS,
+        help="what is tuned: both ends, or the back alone (default: %(default)s)",
     )
     tune.add_argument(
         "--rounds", type=int, default=ROUNDS, metavar="N", help="in all (default: %(default)s)"

@@ -114,6 +114,10 @@ STUDIES = {
         "experiments.split.study",
         "split models: NOIR's codebook, what it costs and what it keeps from the host",
     ),
+    "experiment noir-parts": (
+        "experiments.split.parts",
+        "split models: what each part of NOIR is for, and what tuning costs a client",
+    ),
     "experiment watermark": (
         "experiments.watermark.command",
         "a watermark: how it is found, what it changes, edits, forgery, drafts",

@@ -127,6 +127,8 @@ def _tune(options: argparse.Namespace) -> None:
 
     client, asked = _client(options), record(TuneOptions, options)
     _say_insecure(options.mode)
+    if asked.leave_out:
+        say(f"noir without its {asked.leave_out} is insecure: texts can be read off what is sent")
     with closing(Stages()) as stages:
         tuned = tune(client, options.texts, asked, stages.on_event)
     tell(*learned_lines(tuned.learned))

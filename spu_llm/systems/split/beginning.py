@@ -11,10 +11,11 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.systems.split.ends import client_ends, table_of, without_table
 from spu_llm.systems.split.ltokenizer import Permutation
+from spu_llm.systems.split.modes import PERMUTATION, PLAIN
 from spu_llm.systems.split.state import ClientSecrets, Settings
 from spu_llm.systems.split.vocabulary import draw_codebook
 
-NONE = "none"  # in place of a mechanism: neither codebook nor permutation
+NONE = "none"  # in place of a mechanism: no codebook
 
 
 def begin(
@@ -32,6 +33,7 @@ def begin(
             )
         except ValueError as exc:
             raise InputError(str(exc)) from None
+    if settings.mode != PLAIN and settings.leave_out != PERMUTATION:
         permutation = Permutation.draw(config.vocab_size, stream.child("permutation"))
     front, back = client_ends(params, config, settings.split)
     tuned, _ = without_table(front, config)

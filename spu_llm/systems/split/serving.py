@@ -55,6 +55,7 @@ def _client(
         secrets.back,
         secrets.permutation,
         request.learning_rate,
+        secrets.settings.tuned,
     )
     secrets.give(half)
     tokens = tokens_of([Path(path) for path in job.client.texts], Tokenizer.load(model))

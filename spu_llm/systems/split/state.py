@@ -39,6 +39,7 @@ from spu_llm.offline.files import replace_whole
 from spu_llm.offline.stock import file_bytes
 from spu_llm.systems.program import read
 from spu_llm.systems.split.ends import without_table
+from spu_llm.systems.split.modes import ENDS
 
 if TYPE_CHECKING:
     from spu_llm.systems.split.tuning import ClientHalf, HostHalf
@@ -53,7 +54,8 @@ _HEADER_BYTES = 1 << 16  # of a file, at most about
 @dataclass(frozen=True)
 class Settings:
     """What stays the same over a tuning. id: 32 hex digits, by which the provider knows it; ends,
-    texts: digests of what it is of. `mechanism` "none" is without codebook and permutation.
+    texts: digests of what it is of. `mechanism` "none" is without codebook; leave_out:
+    "codebook" or "permutation", what noir is without; tuned: "ends", or "back" alone.
     """
 
     id: str
@@ -69,6 +71,8 @@ class Settings:
     learning_rate: float
     lora: int
     texts: str
+    leave_out: str = ""
+    tuned: str = ENDS
 
     @property
     def split(self) -> Split:
@@ -156,7 +160,8 @@ class ClientSecrets:
         damaged = InputError(f"{path} is damaged, or of another model; restore it from a copy")
         try:
             round_ = fields.pop("round")
-            settings = read(Settings, fields, "")
+            # Secrets of before these could be chosen have the defaults.
+            settings = read(Settings, {"leave_out": "", "tuned": ENDS, **fields}, "")
             shapes = weight_shapes(config)
             front, _, back = settings.split.parts(shapes)
             front, _ = without_table(front, config)

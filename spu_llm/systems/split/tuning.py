@@ -44,6 +44,7 @@ from spu_llm.core.errors import WireError
 from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.systems.split.boundary import Boundary, Kind
 from spu_llm.systems.split.ends import adapted, client_ends, draw_lora, with_table, without_table
+from spu_llm.systems.split.modes import ENDS
 
 # What the host sees of a round: Kind.UP or Kind.GRADIENT_UP, the round, float32 [b, n, d].
 OnSeen = Callable[[Kind, int, np.ndarray], None]
@@ -67,7 +68,9 @@ class Batches:
 
 
 class ClientHalf:
-    """Front and back, which are tuned by Adam, and the codebook, which is not."""
+    """Front and back, which are tuned by Adam, and the codebook, which is not; the back alone where
+    `tuned` says so: the host sees no difference in what it is sent.
+    """
 
     def __init__(
         self,
@@ -76,13 +79,14 @@ class ClientHalf:
         back: Params,
         labels: np.ndarray,
         learning_rate: float,
+        tuned: str = ENDS,
     ) -> None:
         """Prepare the client's half with a fresh state of Adam; `labels`: tau, int [vocab]."""
-        self.config = config
-        tuned, table = without_table(front, config)
+        self.config, self._tunes_front = config, tuned == ENDS
+        front, table = without_table(front, config)
         self._labels = np.asarray(labels, np.int32)
         self._table = jax.device_put(table)
-        self.weights: Any = jax.device_put({"front": tuned, "back": back})
+        self.weights: Any = jax.device_put({"front": front, "back": back})
         self.state: Any = optax.adam(learning_rate).init(self.weights)
         steps = _client_steps(config, learning_rate)
         self._forward, self._loss, self._alone, self._step = steps
@@ -113,6 +117,8 @@ class ClientHalf:
         # 4.
         of_x = boundary.recv(channel, Kind.GRADIENT_DOWN, number, b, n)
         # 5.
+        if not self._tunes_front:  # Adam leaves what has never had a gradient
+            of_x = np.zeros_like(of_x)
         weights, state = self._step(self.weights, self.state, pull, of_x, of_back)
         _check_finite((weights, state), "gradients", number)
         self.weights, self.state = weights, state
@@ -318,11 +324,12 @@ def halves(
     boundary: Boundary,
     learning_rate: float,
     rank: int = 0,
+    tuned: str = ENDS,
 ) -> tuple[ClientHalf, HostHalf]:
     """Make both halves of a model that is not folded, before the first round. `codebook`: None
     leaves the token table. `rank`: of LoRA.
     """
     front, back = client_ends(params, config, split, codebook)
     blocks = split.parts(family_of(config).fold(params, config))[1]
-    client = ClientHalf(config, front, back, labels, learning_rate)
+    client = ClientHalf(config, front, back, labels, learning_rate, tuned)
     return client, HostHalf.of(config, blocks, boundary, rank, learning_rate)
