@@ -83,12 +83,20 @@ class Settings:
         for name, begun in asdict(self).items():
             wanted = getattr(asked, name)
             if name != "id" and wanted != begun:
-                what = {"ends": "another model", "texts": "other texts"}.get(name)
+                what = {
+                    "ends": "another model",
+                    "texts": "other texts",
+                    "leave_out": f"{_of_noir(begun)}, not {_of_noir(wanted)}",
+                }.get(name)
                 raise InputError(
                     "the tuning in --secrets was begun with "
                     + (what or f"{name.replace('_', '-')} {begun}, not {wanted}")
                     + "; give the same as then, or another directory"
                 )
+
+
+def _of_noir(leave_out: str) -> str:
+    return f"without its {leave_out}" if leave_out else "the whole of noir"
 
 
 @dataclass

@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from models.split import Split
+from spu_llm.api.provider import Provider
+from spu_llm.api.split import SplitClient
 from spu_llm.api.tuning import TuneOptions, begun
 from spu_llm.app import cli
 from spu_llm.app.commands import split
 from spu_llm.app.options import record
+from spu_llm.core.errors import InputError
 from spu_llm.systems.split import modes
 from spu_llm.systems.split.boundary import Boundary
 from spu_llm.systems.split.mechanisms import MECHANISMS
@@ -145,6 +149,25 @@ def kept(secrets: Path, tuning: Path) -> dict[str, bytes]:
     """Return what both parties have, the provider after the last round."""
     content = {path.name: path.read_bytes() for path in secrets.iterdir()}
     return content | {path.name: path.read_bytes() for path in sorted(tuning.glob("*.sa*"))[-1:]}
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "said"),
+    [
+        ("plain", {"leave_out": "permutation"}, "has neither codebook nor permutation"),
+        ("plain", {"mechanism": "arr"}, "--mode plain is without a codebook"),
+        ("noir", {"mechanism": "none"}, "protects nothing"),
+        ("noir", {"leave_out": "codebook", "epsilon": 4.0}, "are of the codebook that is left out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    mode: str, change: dict[str, Any], said: str, model: Path, tmp_path: Path
+) -> None:
+    provider = Provider.at("127.0.0.1:1", insecure=True)
+    client = SplitClient(provider, mode, Split(1, 1), model, tmp_path / "secrets")
+    config, params = client.loaded()
+    with pytest.raises(InputError, match=said):
+        TuneOptions(**change).settings(client, config, params, [])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.systems.split.beginning import begin
 from spu_llm.systems.split.boundary import PRECISIONS, Boundary, Kind
 from spu_llm.systems.split.ends import adapted, client_ends, table_of
+from spu_llm.systems.split.modes import BACK, CODEBOOK, ENDS, PERMUTATION
 from spu_llm.systems.split.state import (
     LOSSES,
     SECRETS,
@@ -59,7 +60,7 @@ def params() -> Params:
     return tiny_params(CONFIG, 1)
 
 
-def made(params: Params, precision: str = "float32", rank: int = 0) -> Any:
+def made(params: Params, precision: str = "float32", rank: int = 0, tuned: str = ENDS) -> Any:
     boundary = Boundary(CONFIG.width, precision)
     labels = Prg.from_seed(1, "tau").words((VOCAB,)).argsort()
     client, host = halves(
@@ -71,6 +72,7 @@ def made(params: Params, precision: str = "float32", rank: int = 0) -> Any:
         boundary=boundary,
         learning_rate=RATE,
         rank=rank,
+        tuned=tuned,
     )
     return client, host, boundary, Batches(TOKENS, B, N, KEY), labels
 
@@ -178,6 +180,22 @@ def test_a_loss_that_is_no_number_ends_a_round(params: Params) -> None:
         tune(client, host, boundary, batches, range(1))
 
 
+def test_the_back_alone_is_tuned(params: Params) -> None:
+    """The front stays bit for bit, and the back takes the step that it takes beside a front."""
+    alone, host, boundary, batches, _ = made(params, tuned=BACK)
+    before = jax.device_get(alone.weights["front"])
+    tune(alone, host, boundary, batches, range(1))
+    beside = made(params)[0]
+    tune(beside, made(params)[1], boundary, batches, range(1))
+    ends = [jax.device_get(client.weights["back"]) for client in (alone, beside)]
+    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
+        assert np.array_equal(a, b)
+    tune(alone, host, boundary, batches, range(1, 4))
+    after = jax.device_get(alone.weights["front"])
+    for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
+        assert np.array_equal(a, b)
+
+
 def test_batches_are_windows_of_the_text() -> None:
     batches = Batches(TOKENS, 50, 7, KEY)
     first, again, other = (batches.windows(number) for number in (0, 0, 1))
@@ -216,6 +234,22 @@ def test_a_secret_beginning(params: Params) -> None:
     assert np.array_equal(plain.permutation, np.arange(VOCAB))
     with pytest.raises(InputError):
         begin(replace(settings, epsilon=-1.0), CONFIG, params)
+
+
+def test_a_beginning_without_one_of_the_secrets(params: Params) -> None:
+    noir = replace(SETTINGS, mode="noir", mechanism="grr", epsilon=16.0)
+    whole, no_codebook, no_permutation = (
+        begin(settings, CONFIG, params, Prg.from_seed(1, "begin"))
+        for settings in (
+            noir,
+            replace(noir, mechanism="none", epsilon=0.0, leave_out=CODEBOOK),
+            replace(noir, leave_out=PERMUTATION),
+        )
+    )
+    assert np.array_equal(no_codebook.codebook, params["wte"])
+    assert np.array_equal(no_codebook.permutation, whole.permutation)
+    assert np.array_equal(no_permutation.codebook, whole.codebook)
+    assert np.array_equal(no_permutation.permutation, np.arange(VOCAB))
 
 
 # ---- what is kept
@@ -260,6 +294,18 @@ def test_secrets_on_disk(secrets: ClientSecrets, params: Params, tmp_path: Path)
     assert one == (where / SECRETS).read_bytes() != first
 
 
+def test_secrets_of_before_parts_could_be_left_out(
+    secrets: ClientSecrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = tmp_path / "secrets"
+    whole = asdict(secrets.settings)
+    fields = {name: value for name, value in whole.items() if name not in ("leave_out", "tuned")}
+    with held(where), monkeypatch.context() as m:
+        m.setattr("spu_llm.systems.split.state.asdict", lambda settings: fields)
+        secrets.save(where)
+    assert same(ClientSecrets.load(where, CONFIG), secrets)
+
+
 def test_damaged_or_readable_secrets_are_refused(secrets: ClientSecrets, tmp_path: Path) -> None:
     where = tmp_path / "secrets"
     with held(where):
@@ -293,6 +339,8 @@ def test_damaged_or_readable_secrets_are_refused(secrets: ClientSecrets, tmp_pat
         ({"learning_rate": 0.5}, "learning-rate 0.01, not 0.5"),
         ({"mechanism": "grr"}, "mechanism none, not grr"),
         ({"lora": 2}, "lora 0, not 2"),
+        ({"leave_out": "codebook"}, "begun with the whole of noir, not without its codebook"),
+        ({"tuned": "back"}, "tuned ends, not back"),
     ],
 )
 def test_another_tuning_is_refused(change: dict[str, Any], said: str) -> None:
