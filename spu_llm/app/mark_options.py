@@ -13,6 +13,7 @@ from spu_llm.app.options import add_prompt, add_stop
 Run = Callable[[argparse.Namespace], None]
 
 NGRAM, CANDIDATES, CHUNK, NEW_TOKENS = 4, 16, 1, 128
+NEXT_TOKENS, VOCAB_SIZE = ("uniform", "zipf"), 32_000
 RIVALS = ("aaronson", "kirchenbauer", "kuditipudi")
 ABOUT = (
     "A watermark for anything that samples text (Bahri et al., A Watermark for Black-Box Language "
@@ -237,6 +238,19 @@ def add_power(parts: Any, run: Run) -> None:
         metavar="H",
         help="of the candidates at a place, in the mean, in nats: Theorem 4.2's alpha (default: "
         "log M, as if no two were ever alike)",
+    )
+    power.add_argument(
+        "--next-token",
+        choices=NEXT_TOKENS,
+        help="in place of --entropy: what candidates of one token have that are drawn from such a "
+        "distribution, computed (the paper's figure 5 simulates it)",
+    )
+    power.add_argument(
+        "--vocab-size",
+        type=int,
+        default=VOCAB_SIZE,
+        metavar="V",
+        help="tokens of --next-token (default: %(default)s)",
     )
     power.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     _debug(power)

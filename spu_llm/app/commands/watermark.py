@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spu_llm.systems.watermark.keys import KeyFile
 
 _MOST_TOKENS = 1_000_000
+_MOST_VOCAB, _MOST_DRAWN = 1 << 18, 1 << 12  # of --next-token: some seconds
 
 
 def add_command(commands: Any) -> None:
@@ -217,7 +218,7 @@ def _check_unused(options: argparse.Namespace) -> None:
 
 def _power(options: argparse.Namespace) -> None:
     """Print what the theorems say, a row for each length; write it to `--json`."""
-    from spu_llm.systems.watermark.theory import power
+    from spu_llm.systems.watermark.theory import alpha_of, next_token, power
 
     tokens, m, k = options.tokens or [50, 100, 200, 400], options.candidates, options.chunk
     if not all(1 <= one <= _MOST_TOKENS for one in tokens):
@@ -228,26 +229,40 @@ def _power(options: argparse.Namespace) -> None:
         raise InputError(f"--chunk must be 1 to the fewest --tokens, {min(tokens)}, found {k}")
     if not 0 < options.alpha < 1:
         raise InputError(f"--alpha must be between 0 and 1, found {options.alpha:g}")
+    if None not in (options.entropy, options.next_token):
+        raise InputError("give --entropy or --next-token, not both")
+    if not 2 <= options.vocab_size <= _MOST_VOCAB:
+        raise InputError(f"--vocab-size must be 2 to {_MOST_VOCAB}, found {options.vocab_size}")
+    if options.next_token is not None and m > _MOST_DRAWN:
+        raise InputError(f"--candidates must be {_MOST_DRAWN} at most with --next-token, found {m}")
     if options.entropy is not None and not 0 < options.entropy <= math.log(m):
         raise InputError(
             f"--entropy must be above 0 and log {m} = {math.log(m):.4g} at most, "
             f"found {options.entropy:g}"
         )
     check_output(options.json)
-    rows = [power(one, k, m, options.alpha, options.entropy) for one in tokens]
+    entropy = options.entropy
+    if options.next_token is not None:
+        entropy = alpha_of(next_token(options.next_token, options.vocab_size), m)
+    rows = [power(one, k, m, options.alpha, entropy) for one in tokens]
     show("tokens  AUC at least  true positives  AUC, normal numbers")
     for row in rows:
         least = "–" if row.auc_at_least is None else f"{row.auc_at_least:.4f}"
         share = f"{100 * row.true_positives:.2f} %"
         show(f"{row.tokens:6d}  {least:>12}  {share:>14}  {row.normal_auc:19.4f}")
     show(f"{m} candidates of {k} tokens; true positives at {100 * options.alpha:g} % false ones")
+    if options.next_token is not None:
+        show(
+            f"alpha {entropy:.4f} of {options.vocab_size} tokens, {options.next_token}; "
+            f"log {m} = {math.log(m):.4f}"
+        )
     write_json(
         options.json,
         {
             "candidates": m,
             "chunk": k,
             "alpha": options.alpha,
-            "entropy": options.entropy,
+            "entropy": entropy,
             "rows": [asdict(row) for row in rows],
         },
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from scipy import special
 
 
@@ -54,6 +55,26 @@ def auc_bound(tokens: int, m: int | None, alpha: float | None = None) -> float:
     reach = 0.5 if m is None else selection_slope(m) * (math.log(m) if alpha is None else alpha)
     strength = 3 * tokens * reach**2
     return 1 / (1 + 1 / strength) if strength else 0.0
+
+
+def next_token(name: str, vocab: int) -> np.ndarray:
+    """Return the probabilities [vocab] of one of the paper's figure 5: "uniform", or "zipf", where
+    the i-th is 1 / i up to a factor.
+    """
+    weights = np.ones(vocab) if name == "uniform" else 1 / np.arange(1, vocab + 1)
+    return np.asarray(weights / weights.sum())
+
+
+def alpha_of(p: np.ndarray, m: int) -> float:
+    """Return Theorem 4.2's alpha for m candidates of one token drawn from p [vocab], all below 1:
+    the mean of the entropy of their counts c, in nats. The paper simulates it (figure 5); as
+    log m - sum E[c log c] / m over tokens, c binomial, it is a finite sum.
+    """
+    log_mass, odds, total = m * np.log1p(-p), np.log(p) - np.log1p(-p), 0.0
+    for c in range(1, m + 1):
+        log_mass = log_mass + odds + math.log((m - c + 1) / c)
+        total += c * math.log(c) * float(np.exp(log_mass).sum())
+    return math.log(m) - total / m
 
 
 def gamma_power(false_positives: float, tokens: int, k: int, m: int) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from spu_llm.app.mark_options import NEXT_TOKENS
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark import cdfs, theory
@@ -177,6 +178,25 @@ def test_theorem_4_2_bounds_what_is_chosen() -> None:
     assert alpha == pytest.approx(0.457376, abs=5e-7) and mean == pytest.approx(0.606740, abs=5e-7)
     bound = 0.5 + theory.selection_slope(4) * alpha
     assert bound == pytest.approx(0.598978, abs=5e-7) and mean >= bound
+
+
+def test_alpha_of_drawn_candidates() -> None:
+    assert theory.alpha_of(np.array([0.7, 0.3]), 4) == pytest.approx(0.457376, abs=5e-7)
+    # Of two candidates of two tokens half are different.
+    assert theory.alpha_of(np.array([0.5, 0.5]), 2) == pytest.approx(math.log(2) / 2)
+    uniform, zipf = (theory.next_token(name, 32_000) for name in NEXT_TOKENS)
+    assert zipf.sum() == pytest.approx(1) and zipf[0] == pytest.approx(10 * zipf[9])
+    source = np.random.default_rng(0)
+    for p, m in ((uniform, 1024), (zipf, 64), (zipf, 1024)):
+        entropies = []
+        for _ in range(200):
+            counts = np.unique(source.choice(len(p), m, p=p), return_counts=True)[1] / m
+            entropies.append(-(counts * np.log(counts)).sum())
+        error = 5 * np.std(entropies) / math.sqrt(len(entropies))
+        assert theory.alpha_of(p, m) == pytest.approx(np.mean(entropies), abs=error)
+    # The paper's figure 5: uniform is log m, Zipf falls behind.
+    assert theory.alpha_of(uniform, 1024) > 0.99 * math.log(1024)
+    assert theory.alpha_of(zipf, 1024) < 0.85 * math.log(1024)
 
 
 def test_theorem_4_4() -> None:
