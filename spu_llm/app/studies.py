@@ -122,6 +122,10 @@ STUDIES = {
         "experiments.watermark.command",
         "a watermark: how it is found, what it changes, edits, forgery, drafts",
     ),
+    "experiment watermark-long": (
+        "experiments.watermark.long",
+        "a watermark: long texts and chunks, many candidates, prompts by their entropy",
+    ),
     "experiment watermark-drawing": (
         "experiments.watermark.drawing",
         "a watermark: how its candidates are best drawn, at equal numbers of them",
