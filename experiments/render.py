@@ -29,10 +29,12 @@ from experiments.fidelity import answers, logits
 from experiments.fidelity import pieces as fidelity
 from experiments.gateway import chatting
 from experiments.gateway import report as gateway_report
+from experiments.split import parts as noir_parts
 from experiments.split import report as noir_report
 from experiments.split import runs as split_runs
 from experiments.spu_baseline import options
 from experiments.watermark import drawing as watermark_drawing
+from experiments.watermark import long as watermark_long
 from experiments.watermark import report as watermark_report
 from experiments.watermark import runs as watermark_runs
 from spu_llm.app.printing import show
@@ -217,10 +219,12 @@ TABLES: dict[str, Tables] = {
     "gateway_faults": printed("gateway_faults", gateway_report.faults_table),
     "confidential": single("confidential", confidential_report.in_results),
     "obfuscation": printed("obfuscation", obfuscation.table),
+    "fakes": printed("fakes", fakes.table, seconds=False),
     "dp_text": single("dp_text", dp_text_report.in_results, seconds=False),
     "dp_text_more": single("dp_text_more", dp_text_report.in_results, seconds=False),
     "noir": single("noir", noir_report.in_results, seconds=False),
     "noir_more": single("noir_more", noir_report.in_results, seconds=False),
+    "noir_parts": single("noir_parts", noir_parts.in_results, seconds=False),
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),
     "split_runs": Tables(("split_runs",), split_runs.in_results),
     "watermark": single("watermark", watermark_report.in_results, seconds=False),
@@ -228,6 +232,7 @@ TABLES: dict[str, Tables] = {
         name: printed(name, watermark_drawing.table, seconds=False)
         for name in ("watermark_drawing", "watermark_drawing_1")
     },
+    "watermark_long": single("watermark_long", watermark_long.in_results, seconds=False),
     "watermark_runs": Tables(("watermark_runs",), watermark_runs.in_results),
     "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }

@@ -102,6 +102,10 @@ STUDIES = {
         "experiments.confidential.obfuscation",
         "how many fake prompts there are for a secret",
     ),
+    "experiment fakes": (
+        "experiments.confidential.fakes",
+        "what the number of fakes of a secret depends on: length, kind, spelling, model",
+    ),
     "experiment confidential": (
         "experiments.confidential.study",
         "confidential prompting: latency, throughput and memory of its systems",

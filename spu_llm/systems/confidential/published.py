@@ -50,6 +50,7 @@ def as_printed(
     step = eps / len(own)  # eps'
     texts = public.scorer.begin(before)  # S_fake, the empty string
     start = texts.tokens.shape[1]
+    columns, totals = np.zeros((1, 0), np.int32), np.zeros(1)
     for i, rho in enumerate(_probabilities(public, before, own)):
         # floor(rho / eps') eps' < P(x) <= (floor(rho / eps') + 1) eps'
         low = np.floor(rho / step) * step
@@ -60,12 +61,14 @@ def as_printed(
         joint = texts.total[parents] + texts.next[parents, tokens]
         # The target is one too many while it may be among them.
         best = np.argsort(-joint, kind="stable")[: fakes + 1]
-        texts = public.scorer.extended(texts, parents[best], tokens[best, None])
-        assert texts.tokens.shape[1] == start + i + 1
-    columns = texts.tokens[:, start:].tolist()
-    others = [i for i, fake in enumerate(columns) if fake != own][:fakes]
+        columns = np.column_stack([texts.tokens[parents[best], start:], tokens[best]])
+        totals = joint[best]
+        if i + 1 < len(own):  # what follows the last token does not matter
+            texts = public.scorer.extended(texts, parents[best], tokens[best, None])
+    made = columns.tolist()
+    others = [i for i, fake in enumerate(made) if fake != own][:fakes]
     return PublishedFakes(
-        [columns[i] for i in others], np.exp(texts.total[others]), _joint(public, before, own)
+        [made[i] for i in others], np.exp(totals[others]), _joint(public, before, own)
     )
 
 

@@ -1,0 +1,245 @@
+"""What the number of fakes of a secret depends on, as published: how long the secret is, what kind
+of text, whether it is spelt right, and the model's size and temperature.
+
+"Confidential Prompting" (Gim, Li, Zhong), figures 5 to 7 and 13, with lambda_max = 512: greedy
+quantized sampling as printed, with the prompt for infilling. Secrets are of held-out text: words,
+names (words that begin with a capital), numbers, or any n tokens. The same secrets serve all
+models, temperatures and spellings. The larger model is the shipped private one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.common import commands
+from experiments.common.report import Column, rows_table
+from models.hf import load_model
+from models.scoring import Scorer
+from models.tokenizer import Tokenizer
+from spu_llm.api.defaults import shipped
+from spu_llm.app.printing import show_table
+from spu_llm.app.progress import Progress
+from spu_llm.attacks.prompts import AFTER, BEFORE, held_out
+from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
+from spu_llm.systems.confidential import published
+from spu_llm.systems.confidential.infilling import Infilling
+from spu_llm.systems.confidential.obfuscation import Public
+from spu_llm.systems.confidential.spans import Marked, Prompt, Span, tokenised
+
+EPSILONS = (1 / 32, 1 / 8, 1 / 2)
+MOST, PROMPTS = 512, 20
+LONGEST = 8  # tokens of a secret
+_TRIES = 400  # pieces of text for each secret
+KINDS = {
+    "word": re.compile(r"(?<!\w)[A-Za-z]{4,}(?!\w)"),
+    "name": re.compile(r"(?<!\w)[A-Z][a-z]{2,}(?!\w)"),
+    "number": re.compile(r"(?<!\w)\d{2,}(?!\w)"),
+}
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FakesCell:
+    """Secrets and what makes fakes of them. tokens: of a secret; 0: one of `KINDS`. most: fakes."""
+
+    name: str
+    kind: str = "word"
+    tokens: int = 0
+    misspelt: bool = False
+    larger: bool = False
+    temperature: float = 1.0
+    most: int = MOST
+
+
+_WORDS = FakesCell("words")
+CELLS = (
+    _WORDS,
+    replace(_WORDS, name="words, misspelt", misspelt=True),
+    replace(_WORDS, name="words, larger model", larger=True),
+    replace(_WORDS, name="words, temperature 2", temperature=2.0),
+    FakesCell("names", "name"),
+    FakesCell("numbers", "number"),
+    *(FakesCell(f"{n} token{'s' * (n > 1)}", tokens=n) for n in (1, 2, 4, 8)),
+    FakesCell(f"{LONGEST} tokens, 64 fakes at most", tokens=LONGEST, most=64),
+)
+
+
+# ---- secrets
+
+
+def misspelt(word: str) -> str:
+    """Return a word with two letters inside exchanged, the first two that differ; as it is where
+    all are alike.
+    """
+    for i in range(1, len(word) - 2):
+        if word[i] != word[i + 1]:
+            return word[:i] + word[i + 1] + word[i] + word[i + 2 :]
+    return word
+
+
+def secrets(tokenizer: Tokenizer, cell: FakesCell, count: int, seed: int) -> list[Prompt]:
+    """Draw `count` pieces of held-out text with a secret each, by kind or of so many tokens: the
+    same for all cells that differ in nothing else. InputError where held-out text has too few.
+    """
+    source = np.random.default_rng(seed)
+    room = BEFORE + LONGEST + AFTER
+    texts = [text for text in held_out(tokenizer) if len(text) > 2 * room]
+    prompts: list[Prompt] = []
+    for _ in range(_TRIES * count):
+        text = texts[source.integers(len(texts))]
+        at = int(source.integers(len(text) - room))
+        prompt = _secret(tokenizer, cell, text[at : at + room])
+        if prompt is not None:
+            prompts.append(prompt)
+        if len(prompts) == count:
+            return prompts
+    raise InputError(f"--prompts must be {len(prompts)} or fewer for {cell.name}")
+
+
+def _secret(tokenizer: Tokenizer, cell: FakesCell, piece: Sequence[int]) -> Prompt | None:
+    """Return the piece with its secret behind `BEFORE` tokens; None where there is none."""
+    text, start = tokenizer.decode(piece), len(tokenizer.decode(piece[:BEFORE]))
+    if "\ufffd" in text:
+        return None
+    if cell.tokens:
+        span = Span(start, len(tokenizer.decode(piece[: BEFORE + cell.tokens])))
+    else:
+        match = KINDS[cell.kind].search(text, start)
+        if match is None:
+            return None
+        span = Span(*match.span())
+        if cell.misspelt:
+            text = text[: span.start] + misspelt(match[0]) + text[span.stop :]
+    try:
+        prompt = tokenised(Marked(text, [span], [span]), tokenizer)
+    except InputError:
+        return None
+    (target,) = prompt.targets
+    right = len(target) == cell.tokens if cell.tokens else len(target) <= LONGEST
+    return prompt if right and target.start else None
+
+
+# ---- models
+
+
+class Warm(Scorer):
+    """A model whose next tokens are drawn at a temperature."""
+
+    def __init__(self, directory: Path, room: int, temperature: float) -> None:
+        super().__init__(*load_model(directory), room)
+        head = jax.tree.map(lambda w: w / temperature, self._weights["head"])
+        self._weights = {**self._weights, "head": head}
+
+
+def public_of(cell: FakesCell) -> Public:
+    """Return the model that makes a cell's fakes."""
+    directory = shipped("private" if cell.larger else "public")
+    tokenizer = Tokenizer.load(directory)
+    infilling = Infilling.of(tokenizer)
+    # A misspelt word, or what a token's place makes of it, may be longer.
+    room = infilling.room(BEFORE + 2 * LONGEST + AFTER)
+    return Public(Warm(directory, room, cell.temperature), tokenizer, infilling=infilling)
+
+
+# ---- cells
+
+
+def cell_rows(cell: FakesCell, prompts: int, seed: int, say: Callable[[str], None]) -> list[Row]:
+    """Count the fakes of each secret, and processor seconds, for each eps."""
+    public = public_of(cell)
+    chosen = secrets(public.tokenizer, cell, prompts, seed)
+    rows = []
+    for eps in EPSILONS:
+        counts, seconds = [], []
+        for i, prompt in enumerate(chosen):
+            say(f"{cell.name}, eps {eps:g}: secret {i + 1} of {len(chosen)}")
+            (target,) = prompt.targets
+            started = time.process_time()
+            made = published.as_printed(public, prompt, target, eps, cell.most)
+            seconds.append(time.process_time() - started)
+            counts.append(len(made.fakes))
+        lengths = [len(prompt.targets[0]) for prompt in chosen]
+        rows.append(
+            {**asdict(cell), "eps": eps, "lengths": lengths, "fakes": counts, "seconds": seconds}
+        )
+    return rows
+
+
+def measure(prompts: int, seed: int, say: Callable[[str], None]) -> list[Row]:
+    return [row for cell in CELLS for row in cell_rows(cell, prompts, seed, say)]
+
+
+# ---- the report
+
+
+def table(result: Row) -> str:
+    """Return the figures as Markdown."""
+    rows = result["rows"]
+
+    def at(eps: float) -> Column[list[Row]]:
+        return Column(f"fakes at ε = {eps:g}", lambda of: _mean(_at(of, eps)["fakes"]))
+
+    columns: list[Column[list[Row]]] = [
+        Column("secrets", lambda of: of[0]["name"]),
+        Column("tokens, mean", lambda of: f"{np.mean(of[0]['lengths']):.1f}"),
+        *map(at, EPSILONS),
+        Column(
+            f"fewer than 4 at ε = {EPSILONS[1]:g}",
+            lambda of: f"{np.mean(np.array(_at(of, EPSILONS[1])['fakes']) < 4):.0%}",
+        ),
+        Column(
+            "processor seconds, median (largest)",
+            lambda of: f"{np.median(_seconds(of)):.2f} ({max(_seconds(of)):.2f})",
+        ),
+    ]
+    names = dict.fromkeys(row["name"] for row in rows)
+    return "\n".join(
+        rows_table(columns, ([row for row in rows if row["name"] == name] for name in names))
+    )
+
+
+def _at(rows: Sequence[Row], eps: float) -> Row:
+    return next(row for row in rows if row["eps"] == eps)
+
+
+def _seconds(rows: Sequence[Row]) -> list[float]:
+    return [second for row in rows for second in row["seconds"]]
+
+
+def _mean(counts: Sequence[int]) -> str:
+    """Write a mean and half its 95 % interval."""
+    return f"{np.mean(counts):.0f} ± {1.96 * np.std(counts, ddof=1) / np.sqrt(len(counts)):.0f}"
+
+
+# ---- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    commands.add_number(parser, "--prompts", PROMPTS, "secrets of a kind")
+    commands.add_number(parser, "--seed", 0, "of their choice", "S")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    commands.add_debug(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    commands.check_range("--prompts", options.prompts, 2)
+    progress = Progress()
+    try:
+        rows = measure(options.prompts, options.seed, progress.update)
+    finally:
+        progress.close()
+    result = {"machine": asdict(machine()), "most": MOST, "rows": rows}
+    commands.write(options, result)
+    show_table(table(result))
