@@ -22,7 +22,7 @@ from experiments.common import claims, saved
 from experiments.common.report import Files
 from experiments.completions import alignment, drafts, lengths, shipped, speedup, transcript, trees
 from experiments.completions import report as completions_report
-from experiments.confidential import attack_tables, obfuscation
+from experiments.confidential import attack_tables, fakes, obfuscation
 from experiments.confidential import report as confidential_report
 from experiments.dp_text import report as dp_text_report
 from experiments.fidelity import answers, logits
