@@ -198,10 +198,6 @@ def table(result: Row) -> str:
             f"fewer than 4 at ε = {EPSILONS[1]:g}",
             lambda of: f"{np.mean(np.array(_at(of, EPSILONS[1])['fakes']) < 4):.0%}",
         ),
-        Column(
-            "processor seconds, median (largest)",
-            lambda of: f"{np.median(_seconds(of)):.2f} ({max(_seconds(of)):.2f})",
-        ),
     ]
     names = dict.fromkeys(row["name"] for row in rows)
     return "\n".join(
@@ -211,10 +207,6 @@ def table(result: Row) -> str:
 
 def _at(rows: Sequence[Row], eps: float) -> Row:
     return next(row for row in rows if row["eps"] == eps)
-
-
-def _seconds(rows: Sequence[Row]) -> list[float]:
-    return [second for row in rows for second in row["seconds"]]
 
 
 def _mean(counts: Sequence[int]) -> str:

@@ -66,4 +66,4 @@ def test_the_table_has_a_line_for_each_cell() -> None:
     ]
     lines = fakes.table({"rows": rows}).splitlines()
     assert len(lines) == 2 + len(CELLS)
-    assert lines[2] == "| words | 3.0 | 5 ± 10 | 5 ± 10 | 5 ± 10 | 50% | 1.00 (1.50) |"
+    assert lines[2] == "| words | 3.0 | 5 ± 10 | 5 ± 10 | 5 ± 10 | 50% |"
