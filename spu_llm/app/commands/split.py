@@ -185,6 +185,8 @@ def _spent(options: argparse.Namespace) -> None:
     from spu_llm.systems.split.spent import spent_on
 
     check_output(options.json)
+    if not 0 < options.epsilon <= 100:
+        raise InputError(f"--epsilon must be above 0 and at most 100, found {options.epsilon:g}")
     config, params = load_model(options.model or shipped("private"))
     table = table_of(params, config)
     for name, value, most in (
@@ -194,8 +196,6 @@ def _spent(options: argparse.Namespace) -> None:
         least = 2 if name == "tokens" else 0
         if not least <= value <= most:
             raise InputError(f"--{name} must be {least} to {most}, found {value}")
-    if not 0 < options.epsilon <= 100:
-        raise InputError(f"--epsilon must be above 0 and at most 100, found {options.epsilon:g}")
     column = table[: options.tokens, options.feature]
     rows = spent_on(column, options.epsilon, table.shape[1])
     heads = ("mechanism", "a row sums to", "within a token", "between tokens", "epsilon given")
