@@ -28,6 +28,7 @@ OPTIONS = CompletionOptions(max_new_tokens=4, draft_length=2, seed=1)
 MARGIN = 0.05  # of every decision in logits: far above what shares blur
 
 
+@pytest.mark.slow
 def test_a_client_without_any_file_of_the_model_completes(
     start: Start, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_draft_model_is_made_of_answers(
     assert code == 2 and "holds other answers" in said
 
 
+@pytest.mark.slow
 def test_a_draft_model_with_an_encoder_is_made(tmp_path: Path, ran: Ran) -> None:
     private, public = make_t5_pair(tmp_path)
     text, out = tmp_path / "text", tmp_path / "out"
@@ -99,6 +100,7 @@ def test_a_draft_model_with_an_encoder_is_made(tmp_path: Path, ran: Ran) -> None
         assert code == 2 and "writes after texts; give --text alone" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("student", [("--keep", "0"), ("--blocks", "2", "--width", "8")])
 def test_a_draft_model_begins_with_little(
     pair: tuple[Path, Path], tmp_path: Path, ran: Ran, student: tuple[str, ...]

@@ -132,6 +132,7 @@ def test_ranges_are_chosen_on_chats_and_shown_by_site(
     assert left == ["norm of attention", "norm of feed-forward", "last norm"]
 
 
+@pytest.mark.slow
 def test_the_client_alone_is_told_where_a_text_left_the_ranges(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:

@@ -246,6 +246,7 @@ def at_server(pair: Pair, port: int, pool: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_two_machines_from_the_first_stock_to_the_end(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:
@@ -325,6 +326,7 @@ def test_a_completion_gets_a_directory_in_use_by_watch(
     assert lines_of(makes) == [STOPS, STOPS, "ended; what was made stays"]
 
 
+@pytest.mark.slow
 def test_a_completion_gets_the_directories_of_both_parties(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:
@@ -337,6 +339,7 @@ def test_a_completion_gets_the_directories_of_both_parties(
     said(makes, 1, STOPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_it_may_end_while_correlations_is_made(
     start: Start, pair: Pair, tmp_path: Path, signum: int

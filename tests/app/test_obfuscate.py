@@ -47,6 +47,7 @@ def test_prompts_are_printed_in_the_order_to_send(
     assert "a guess reaches at most" in err and made["bound"] < 0.3
 
 
+@pytest.mark.slow
 def test_an_endpoint_is_asked_for_all_alike(
     endpoint: Serving, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_what_cannot_be_hidden_is_refused(
     assert words in refused(capsys, "obfuscate", *options)
 
 
+@pytest.mark.slow
 def test_fakes_as_published_are_named_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

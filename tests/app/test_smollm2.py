@@ -138,6 +138,7 @@ def test_it_answers_in_plaintext(model: Path, loaded: tuple[ModelConfig, Params]
     assert tokenizer.special_tokens["<|im_end|>"] == reply[-1]
 
 
+@pytest.mark.slow
 def test_its_first_two_blocks_answer_between_two_processes(
     start: Start, two_blocks: Path, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def greedy(pair: Pair) -> list[int]:
     return tokens[1:]
 
 
+@pytest.mark.slow
 def test_demo_writes_the_plaintext_text(start: Start, t5s: Pair, tmp_path: Path) -> None:
     """Drafted by another T5, with hidden progress; the prompt is not part of the text."""
     file = tmp_path / "result.json"
@@ -114,6 +115,7 @@ def test_what_else_a_t5_does_not_do(
     assert not (tmp_path / "out").exists() or not os.listdir(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_ranges_are_chosen_and_listed(
     t5s: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

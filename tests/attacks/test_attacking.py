@@ -12,6 +12,7 @@ from tests.kit.patience import RUN_S
 from tests.kit.processes import Start
 
 
+@pytest.mark.slow
 def test_an_attack_on_a_real_vault_reports_and_leaves_nothing(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def test_all_models_of_a_provider_can_be_asked(
         assert answer.choices[0].message.content == greedy(models[name], ["hi"], 3)[0]
 
 
+@pytest.mark.slow
 def test_a_session_is_ready_before_a_chat(parties: tuple[Command, Command, openai.OpenAI]) -> None:
     """With all that its first turn takes; the provider learns rounded lengths."""
     _, gateway, client = parties

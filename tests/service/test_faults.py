@@ -288,6 +288,7 @@ def test_a_worker_that_stands_still_ends_both(
     assert time.monotonic() - began > STALL_S - 2.5  # not before; it had moved until a beat ago
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_waited_for(start: Start, pair: Pair) -> None:
     """It sends nothing for longer than the deadline, but computes."""
     stub = "provider:prefilling:computes"

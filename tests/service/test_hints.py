@@ -84,6 +84,7 @@ def test_a_worker_has_its_peers_hints_alone(
     assert [(at / "new").exists() for at in (own, other, root)] == [True, False, False]
 
 
+@pytest.mark.slow
 def test_two_providers_certificates_have_two_folders(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def demo(start: Start, pair: Pair, tmp_path: Path) -> Callable[[str], Command]:
     return run
 
 
+@pytest.mark.slow
 def test_a_model_whose_hints_do_not_fit_is_refused(
     demo: Callable[[str], Command], tmp_path: Path
 ) -> None:

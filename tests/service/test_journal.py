@@ -203,6 +203,7 @@ def test_no_session_runs_that_cannot_be_written_down(start: Start, pair: Pair) -
     assert server.errors == ["the provider cannot write its audit file"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_session_with_the_reason(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_what_a_provider_does_not_serve_is_told(pair: Pair, study: Any) -> None:
             run_as_client(server, study.PROGRAM, study.SumRequest(65, ()), study.SumInputs([]))
 
 
+@pytest.mark.slow
 def test_only_a_study_can_do_without_a_tokenizer(pair: Pair, study: Any, tmp_path: Path) -> None:
     model = Path(shutil.copytree(pair.private, tmp_path / "model"))
     (model / "tokenizer.json").unlink()

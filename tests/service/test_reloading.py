@@ -306,6 +306,7 @@ def met(folders: Path) -> Callable[[int, str, str], bool]:
     return meets
 
 
+@pytest.mark.slow
 def test_engine_and_vault_renew_their_certificates(
     start: Start, pair: Pair, folders: Path, tmp_path: Path, met: Callable[[int, str, str], bool]
 ) -> None:

@@ -23,6 +23,7 @@ def sides(server: Command, client: Command) -> dict[str, Callable[[], list[Proce
     return {"client": client.processes, "provider": server.processes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_a_starved_party_is_waited_for(start: Start, pair: Pair, side: str) -> None:
     """For two limits of silence, while its worker says nothing: its heartbeats alone tell of it."""

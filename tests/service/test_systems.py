@@ -78,6 +78,7 @@ def test_a_provider_without_the_system_refuses_its_program(pair: Pair, toy: Any)
             run_as_client(server, toy.program, Nothing(), toy.guess(1))
 
 
+@pytest.mark.slow
 def test_a_system_beside_a_model_leaves_its_completions(pair: Pair, toy: Any) -> None:
     tokenizer = Tokenizer.load(pair.private)
     inputs: Any = ClientInputs(tokenizer.encode("ab"), str(pair.private))

@@ -120,6 +120,7 @@ def test_a_fault_in_the_midst(server: tuple[Command, int], ask: Ask, deed: str, 
     assert_both_end(server, ask, Fault(deed, side, 10, DATA), in_the_midst=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deed", "side", "at", "connection"),
     [

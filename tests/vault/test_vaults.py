@@ -220,6 +220,7 @@ def test_an_engine_that_dies_is_named_and_its_vault_stays(
     assert again.wait(RUN_S) == 0, again.stderr
 
 
+@pytest.mark.slow
 def test_engine_that_comes_back_with_other_weights_is_refused(
     start: Start, pair: Pair, ask: Callable[..., Command], tmp_path: Path
 ) -> None:
@@ -249,6 +250,7 @@ def test_vault_that_dies_ends_its_user_and_no_other(
     is_greedy(config, params, prompt_tokens(pair.private), actual["token_ids"])
 
 
+@pytest.mark.slow
 def test_vault_that_stops_does_not_hold_the_others(
     start: Start, pair: Pair, ask: Callable[..., Command], tmp_path: Path
 ) -> None:
