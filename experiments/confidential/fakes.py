@@ -2,9 +2,10 @@
 of text, whether it is spelt right, and the model's size and temperature.
 
 "Confidential Prompting" (Gim, Li, Zhong), figures 5 to 7 and 13, with lambda_max = 512: greedy
-quantized sampling as printed, with the prompt for infilling. Secrets are of held-out text: words,
-names (words that begin with a capital), numbers, or any n tokens. The same secrets serve all
-models, temperatures and spellings. The larger model is the shipped private one.
+quantized sampling as printed, with the prompt for infilling. Secrets are of held-out text, source
+of Python's library: words, words with a capital, numbers, or any n tokens, with text before and
+after them. The same secrets serve all models, temperatures and spellings. The larger model is the
+shipped private one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LONGEST = 8  # tokens of a secret
 _TRIES = 400  # pieces of text for each secret
 KINDS = {
     "word": re.compile(r"(?<!\w)[A-Za-z]{4,}(?!\w)"),
-    "name": re.compile(r"(?<!\w)[A-Z][a-z]{2,}(?!\w)"),
+    "capital": re.compile(r"(?<!\w)[A-Z][a-z]{2,}(?!\w)"),
     "number": re.compile(r"(?<!\w)\d{2,}(?!\w)"),
 }
 
@@ -68,7 +69,7 @@ CELLS = (
     replace(_WORDS, name="words, misspelt", misspelt=True),
     replace(_WORDS, name="words, larger model", larger=True),
     replace(_WORDS, name="words, temperature 2", temperature=2.0),
-    FakesCell("names", "name"),
+    FakesCell("words with a capital", "capital"),
     FakesCell("numbers", "number"),
     *(FakesCell(f"{n} token{'s' * (n > 1)}", tokens=n) for n in (1, 2, 4, 8)),
     FakesCell(f"{LONGEST} tokens, 64 fakes at most", tokens=LONGEST, most=64),
@@ -108,15 +109,20 @@ def secrets(tokenizer: Tokenizer, cell: FakesCell, count: int, seed: int) -> lis
 
 
 def _secret(tokenizer: Tokenizer, cell: FakesCell, piece: Sequence[int]) -> Prompt | None:
-    """Return the piece with its secret behind `BEFORE` tokens; None where there is none."""
+    """Return the piece with its secret, which begins among the `LONGEST` tokens behind the first
+    `BEFORE`, and has text behind it; None where there is none.
+    """
     text, start = tokenizer.decode(piece), len(tokenizer.decode(piece[:BEFORE]))
+    end = len(tokenizer.decode(piece[: BEFORE + LONGEST]))
     if "\ufffd" in text:
         return None
     if cell.tokens:
         span = Span(start, len(tokenizer.decode(piece[: BEFORE + cell.tokens])))
     else:
         match = KINDS[cell.kind].search(text, start)
-        if match is None:
+        if match is None or match.end() > end:
+            return None
+        if cell.kind == "word" and misspelt(match[0]) == match[0]:
             return None
         span = Span(*match.span())
         if cell.misspelt:
@@ -160,6 +166,8 @@ def cell_rows(cell: FakesCell, prompts: int, seed: int, say: Callable[[str], Non
     public = public_of(cell)
     chosen = secrets(public.tokenizer, cell, prompts, seed)
     rows = []
+    # Compiles, as far as the first secret has its shapes.
+    published.as_printed(public, chosen[0], chosen[0].targets[0], EPSILONS[-1], cell.most)
     for eps in EPSILONS:
         counts, seconds = [], []
         for i, prompt in enumerate(chosen):

@@ -25,11 +25,12 @@ def test_a_misspelt_word_has_the_same_letters(word: str, wrong: str) -> None:
 
 def test_secrets_are_of_their_kind_and_length() -> None:
     tokenizer = Tokenizer.load(shipped("public"))
-    for cell in (FakesCell("", "name"), FakesCell("", "number"), FakesCell("", tokens=4)):
+    for cell in (FakesCell("", "capital"), FakesCell("", "number"), FakesCell("", tokens=4)):
         for prompt in secrets(tokenizer, cell, 4, 0):
             (span,) = prompt.marked.redacted
             (target,) = prompt.targets
             secret = prompt.marked.text[span.start : span.stop]
+            assert len(prompt.tokens) - target.stop >= 4  # text behind it
             if cell.tokens:
                 assert len(target) == cell.tokens
             else:
@@ -38,7 +39,8 @@ def test_secrets_are_of_their_kind_and_length() -> None:
     # The same pieces of text, but for the secret.
     for one, other in zip(words, wrong, strict=True):
         (span,) = one.marked.redacted
-        assert misspelt(one.marked.text[span.start : span.stop]) in other.marked.text
+        word = one.marked.text[span.start : span.stop]
+        assert misspelt(word) != word and misspelt(word) in other.marked.text
 
 
 def test_a_model_at_a_temperature() -> None:
