@@ -3,20 +3,17 @@ codebook or the permutation left out, with the back tuned alone or without the p
 with LoRA in them, and with more of the blocks at the client.
 
 All of one mechanism and epsilon, of the shipped private model and the texts of `experiment noir`.
-Also what a round of tuning costs the client (Q11), and how far a token's row is from its own
-(Figs 4b and 5).
+Also how far a token's row is from its own (Figs 4b and 5).
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -47,7 +44,7 @@ from spu_llm.systems.split.attacks import suite, views
 from spu_llm.systems.split.boundary import Boundary
 from spu_llm.systems.split.ends import table_of
 from spu_llm.systems.split.modes import BACK, CODEBOOK, ENDS, PERMUTATION
-from spu_llm.systems.split.tuning import ClientHalf, HostHalf, Loopback, Round, halves
+from spu_llm.systems.split.tuning import HostHalf, halves, tune
 
 NOIR, CLEAN, UNTOUCHED = "NOIR", "neither of the two", "untouched"
 EPSILON, MECHANISM, ROUNDS, TEXTS = 9.0, "grr", 200, 8
@@ -139,16 +136,13 @@ class PartsStudy:
         )
         if not cell.middle:
             host = HostHalf(config, [], boundary, [], plan.learning_rate)
-        batches, loss = batches_of(self.corpus, prg), None
-        seconds = {"client": 0.0, "provider": 0.0}
         rounds = plan.rounds if cell.tunes else 0
-        for number in range(rounds):
-            channel = _Timed(host.round(number, BATCH, LENGTH))
-            started = time.perf_counter()
-            loss = client.round(channel, boundary, number, batches.windows(number))
-            seconds["client"] += time.perf_counter() - started - channel.seconds
-            seconds["provider"] += channel.seconds
+
+        def on_round(number: int, loss: float) -> None:
             say(f"{cell.name}: round {number + 1} of {rounds}, {loss:.2f} nats")
+
+        batches = batches_of(self.corpus, prg)
+        losses = tune(client, host, boundary, batches, range(rounds), on_round=on_round)
         front, back = client.front_weights(), client.weights["back"]
         x = views.front_of(front, config, jnp.asarray(self.corpus.evaluated[:, :-1]))
         outcomes = []
@@ -158,31 +152,10 @@ class PartsStudy:
         return {
             **asdict(cell),
             "distances": distances,
-            "loss": loss,
-            "seconds": seconds,
-            "client_bytes": _bytes_of(client),
+            "loss": losses[-1] if losses else None,
             **utility(config, x, host.middle, back, self.corpus.evaluated, labels),
             "outcomes": outcomes,
         }
-
-
-class _Timed(Loopback):
-    """The host's half of a round in this process, whose own seconds are counted."""
-
-    def __init__(self, round_: Round) -> None:
-        super().__init__(round_)
-        self.seconds = 0.0
-
-    def send(self, data: bytes) -> None:
-        started = time.perf_counter()
-        super().send(data)
-        self.seconds += time.perf_counter() - started
-
-
-def _bytes_of(client: ClientHalf) -> int:
-    """Return the bytes of what the client keeps: weights, Adam's state and the codebook."""
-    kept = client.weights, client.state, client.front_weights()
-    return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(kept))
 
 
 def distances_of(table: np.ndarray, drawn: vocabulary.Codebook) -> dict[str, float]:
@@ -252,20 +225,13 @@ def circumstances(result: dict[str, Any]) -> str:
 
 
 def rows(result: dict[str, Any]) -> list[str]:
-    """Return a table of all cells: utility, and what a round costs the client."""
+    """Return a table of all cells' utility."""
     columns: list[Column[dict[str, Any]]] = [
         Column("what", lambda row: row["name"]),
         Column("perplexity", noir_report.perplexity),
         Column("next token right", noir_report.accuracy),
-        Column("client's share of a round's seconds", _share),
-        Column("client keeps, MB", lambda row: report.three(row["client_bytes"] / 1e6)),
     ]
     return rows_table(columns, result["rows"])
-
-
-def _share(row: dict[str, Any]) -> str:
-    client, provider = row["seconds"]["client"], row["seconds"]["provider"]
-    return "–" if row["loss"] is None else f"{client / (client + provider):.0%}"
 
 
 def attack_rows(result: dict[str, Any]) -> list[str]:
@@ -320,7 +286,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(suite.ATTACKS)} (default: {','.join(ATTACKS)})",
     )
     commands.add_number(parser, "--texts", TEXTS, "that are attacked")
-    commands.add_number(parser, "--seed", 0, "of all draws", "S")
+    commands.add_number(parser, "--seed", 0, "of all draws but LoRA's", "S")
     commands.add_common(parser)
 
 

@@ -30,8 +30,8 @@ from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.scores import log_p
 
 TOKENS, LENGTHS, GROUPS, REPLACED = 200, (50, 100, 200), 4, 0.4
-# With gamma numbers the sum orders texts as the likelihood ratio does (Theorem 4.4), so that the
-# ratio is a score of its own for uniform ones alone.
+# With gamma numbers the sum orders texts of as many distinct n-grams as the likelihood ratio does
+# (Theorem 4.4), so that the ratio is a score of its own for uniform ones alone.
 METHODS = (
     Method("flat", 2),
     Method("flat", 16),

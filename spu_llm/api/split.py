@@ -37,7 +37,7 @@ from spu_llm.core.machine import machine
 from spu_llm.net.relay import Relay
 from spu_llm.service.client import Server, run_as_client
 from spu_llm.systems.decoding.request import check_sampling
-from spu_llm.systems.split.modes import MODES, MPC, NOIR
+from spu_llm.systems.split.modes import ENDS, MODES, MPC, NOIR
 from spu_llm.systems.split.records import GENERATE, GenerateInputs, GenerateRequest, check_front
 from spu_llm.systems.split.secure_records import (
     SPLIT_COMPLETION,
@@ -321,6 +321,12 @@ def _check_place(settings: Settings, client: SplitClient) -> None:
         raise InputError(
             f"--secrets were tuned with --mode {settings.mode} --split "
             f"{settings.front},{settings.back}; give the same"
+        )
+    if settings.mode == NOIR and (settings.leave_out or settings.tuned != ENDS):
+        without = f"without a {settings.leave_out}" if settings.leave_out else "with a public front"
+        raise InputError(
+            f"--secrets were tuned {without}, to be attacked: nobody should send text under them; "
+            "tune others"
         )
 
 

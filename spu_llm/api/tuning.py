@@ -27,8 +27,8 @@ from spu_llm.systems.split.texts import digest_of, tokens_of
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """How both ends are to be tuned. The provider is not told `mechanism`, `epsilon`, `leave_out`
-    and `tuned`; what it receives shows whether a codebook or a permutation is left out.
+    """How both ends are to be tuned. The provider learns all but `mechanism`, `epsilon` and
+    `tuned`.
     """
 
     rounds: int = 200  # in all, with what was done before
@@ -106,6 +106,7 @@ class TuneOptions:
             rounds=self.rounds,
             save_every=self.save_every,
             learning_rate=settings.learning_rate,
+            leave_out=settings.leave_out,
         )
 
 

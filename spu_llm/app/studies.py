@@ -120,7 +120,7 @@ STUDIES = {
     ),
     "experiment noir-parts": (
         "experiments.split.parts",
-        "split models: what each part of NOIR is for, and what tuning costs a client",
+        "split models: what each part of NOIR is for, in utility and against attacks",
     ),
     "experiment watermark": (
         "experiments.watermark.command",

@@ -62,7 +62,7 @@ def test_an_untouched_model_is_the_whole_model(study: Study) -> None:
     log_p = np.asarray(jax.nn.log_softmax(whole), np.float64)
     nats = -np.take_along_axis(log_p, windows[:, 1:, None], axis=-1).mean()
     assert actual["perplexity"][0] == pytest.approx(float(np.exp(nats)), rel=1e-4)
-    assert actual["loss"] is None and actual["seconds"] == {"client": 0.0, "provider": 0.0}
+    assert actual["loss"] is None
 
 
 def test_cells_are_of_the_same_secrets(study: Study) -> None:
@@ -71,7 +71,6 @@ def test_cells_are_of_the_same_secrets(study: Study) -> None:
     assert row(study, "permutation alone")["distances"] is None
     # The labels differ, so the losses do.
     assert alone["loss"] != whole["loss"]
-    assert min(whole["seconds"].values()) > 0
 
 
 def test_without_the_providers_blocks_rows_come_back_as_they_are(study: Study) -> None:
@@ -90,11 +89,6 @@ def test_without_the_providers_blocks_rows_come_back_as_they_are(study: Study) -
     log_p = np.asarray(jax.nn.log_softmax(whole), np.float64)
     nats = -np.take_along_axis(log_p, windows[:, 1:, None], axis=-1).mean()
     assert actual["perplexity"][0] == pytest.approx(float(np.exp(nats)), rel=1e-4)
-
-
-def test_more_blocks_behind_are_more_at_the_client(study: Study) -> None:
-    one, two = row(study, parts.NOIR), row(study, "NOIR, 1 block in front, 2 behind")
-    assert two["client_bytes"] > one["client_bytes"]
 
 
 def test_distances_of_a_table_that_is_kept_are_zero() -> None:
@@ -122,8 +116,6 @@ def test_tables_have_every_cell_and_every_attack(tmp_path: Path) -> None:
             "name": cell.name,
             "distances": None,
             "loss": 1.0 if cell.tunes else None,
-            "seconds": {"client": 3.0, "provider": 1.0},
-            "client_bytes": 40_000_000,
             "perplexity": [40.0, 0.1],
             "accuracy": [0.5, 0.02],
             "outcomes": [outcome] if cell.attacked else [],
@@ -133,8 +125,8 @@ def test_tables_have_every_cell_and_every_attack(tmp_path: Path) -> None:
     result = {"plan": parts.asdict(PLAN), "rows": rows}
     lines = parts.rows(result)
     assert len(lines) == 2 + len(parts.CELLS)
-    assert lines[2] == "| untouched | 40 (× or / 1.11) | 50.0 ± 2.0 % | – | 40 |"
-    assert lines[6] == "| NOIR | 40 (× or / 1.11) | 50.0 ± 2.0 % | 75% | 40 |"
+    assert lines[2] == "| untouched | 40 (× or / 1.11) | 50.0 ± 2.0 % |"
+    assert lines[6] == "| NOIR | 40 (× or / 1.11) | 50.0 ± 2.0 % |"
     of_attacks = parts.attack_rows(result)
     assert of_attacks[0].count("|") == 2 + sum(cell.attacked for cell in parts.CELLS)
     assert of_attacks[2].count("25.0 (12.5 to 50.0)") == 6

@@ -24,7 +24,7 @@ from spu_llm.app.options import (
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import say, show, show_table, tell
 from spu_llm.core.errors import InputError
-from spu_llm.systems.split.modes import PLAIN
+from spu_llm.systems.split.modes import ENDS, NOIR, PLAIN
 
 if TYPE_CHECKING:
     from spu_llm.api.split import SplitClient, SplitOptions
@@ -129,6 +129,8 @@ def _tune(options: argparse.Namespace) -> None:
     _say_insecure(options.mode)
     if asked.leave_out:
         say(f"noir without its {asked.leave_out} is insecure: texts can be read off what is sent")
+    elif options.mode == NOIR and asked.tuned != ENDS:
+        say("noir with a front that is not tuned is insecure: texts can be read off what is sent")
     with closing(Stages()) as stages:
         tuned = tune(client, options.texts, asked, stages.on_event)
     tell(*learned_lines(tuned.learned))

@@ -231,6 +231,8 @@ def _power(options: argparse.Namespace) -> None:
         raise InputError(f"--alpha must be between 0 and 1, found {options.alpha:g}")
     if None not in (options.entropy, options.next_token):
         raise InputError("give --entropy or --next-token, not both")
+    if options.next_token is not None and k > 1:
+        raise InputError("--next-token is of candidates of one token; leave --chunk out")
     if not 2 <= options.vocab_size <= _MOST_VOCAB:
         raise InputError(f"--vocab-size must be 2 to {_MOST_VOCAB}, found {options.vocab_size}")
     if options.next_token is not None and m > _MOST_DRAWN:
@@ -263,6 +265,8 @@ def _power(options: argparse.Namespace) -> None:
             "chunk": k,
             "alpha": options.alpha,
             "entropy": entropy,
+            "next_token": options.next_token,
+            "vocab_size": options.vocab_size if options.next_token else None,
             "rows": [asdict(row) for row in rows],
         },
     )

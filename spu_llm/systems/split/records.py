@@ -18,7 +18,7 @@ from spu_llm.core.ledger import Ledger
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.systems.program import Program, ProviderInputs
 from spu_llm.systems.split.boundary import MAX_VALUES, Boundary
-from spu_llm.systems.split.modes import NOIR, PLAIN
+from spu_llm.systems.split.modes import CODEBOOK, LEAVE_OUT, NOIR, PERMUTATION, PLAIN
 
 if TYPE_CHECKING:
     from spu_llm.systems.split.state import Tunings
@@ -182,7 +182,8 @@ class GenerateInputs:
 @dataclass(frozen=True)
 class TuneRequest(SplitRequest):
     """Rounds from `round` on to `rounds`, of `batch` texts of `length` tokens each; what was tuned
-    is kept every `save_every` rounds and after the last one. learning_rate: of LoRA.
+    is kept every `save_every` rounds and after the last one. learning_rate: of LoRA. leave_out:
+    "codebook" or "permutation", what noir is without; "" for neither.
     """
 
     batch: int = field(kw_only=True)
@@ -190,10 +191,15 @@ class TuneRequest(SplitRequest):
     rounds: int = field(kw_only=True)
     save_every: int = field(kw_only=True)
     learning_rate: float = field(kw_only=True)
+    leave_out: str = field(default="", kw_only=True)
 
     def check(self, config: ModelConfig) -> None:
         """Raise InputError when the request does not fit the model."""
         super().check(config)
+        if self.leave_out not in ("", *LEAVE_OUT):
+            raise InputError(
+                f"--leave-out must be {' or '.join(LEAVE_OUT)}, found {self.leave_out!r:.40}"
+            )
         if not 1 <= self.length < config.context:
             raise InputError(
                 f"--length must be 1 to {config.context - 1} for this model, found {self.length}"
@@ -265,8 +271,8 @@ def declare_generation(ledger: Ledger, request: GenerateRequest) -> None:
 
 def declare_tuning(ledger: Ledger, request: TuneRequest) -> None:
     """Declare to the ledger what a tuning tells each party."""
-    ledger.declare(PROVIDER, _ROWS[request.mode])
-    ledger.declare(PROVIDER, _GRADIENTS[request.mode])
+    for learned, secret in ((_ROWS, CODEBOOK), (_GRADIENTS, PERMUTATION)):
+        ledger.declare(PROVIDER, learned[PLAIN if request.leave_out == secret else request.mode])
     ledger.declare(
         PROVIDER,
         "how many texts of which length, how many rounds, how often what is tuned is "

@@ -80,8 +80,9 @@ class Settings:
 
     def check_same(self, asked: Settings) -> None:
         """Raise InputError where a command asks for something else than what was begun."""
-        for name, begun in asdict(self).items():
-            wanted = getattr(asked, name)
+        # First what the others follow from: without a codebook there are no mechanism and epsilon.
+        for name in ("leave_out", *asdict(self)):
+            begun, wanted = getattr(self, name), getattr(asked, name)
             if name != "id" and wanted != begun:
                 what = {
                     "ends": "another model",

@@ -69,7 +69,7 @@ class Batches:
 
 class ClientHalf:
     """Front and back, which are tuned by Adam, and the codebook, which is not; the back alone where
-    `tuned` says so: the host sees no difference in what it is sent.
+    `tuned` says so: messages are the same in number and size.
     """
 
     def __init__(

@@ -22,9 +22,11 @@ from spu_llm.app import cli
 from spu_llm.app.commands import split
 from spu_llm.app.options import record
 from spu_llm.core.errors import InputError
+from spu_llm.core.ledger import Ledger
 from spu_llm.systems.split import modes
 from spu_llm.systems.split.boundary import Boundary
 from spu_llm.systems.split.mechanisms import MECHANISMS
+from spu_llm.systems.split.records import declare_tuning
 from spu_llm.systems.split.state import Tunings, own_directory
 from spu_llm.systems.split.tuning import halves
 from spu_llm.systems.split.vocabulary import DEFAULT
@@ -168,6 +170,40 @@ def test_what_does_not_go_together_is_refused(
     config, params = client.loaded()
     with pytest.raises(InputError, match=said):
         TuneOptions(**change).settings(client, config, params, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"leave_out": "codebook"}, "tuned without a codebook"),
+        ({"leave_out": "permutation"}, "tuned without a permutation"),
+        ({"tuned": "back"}, "tuned with a public front"),
+    ],
+)
+def test_no_text_goes_out_under_secrets_that_lack_a_part(
+    change: dict[str, Any], said: str, model: Path, tmp_path: Path
+) -> None:
+    provider = Provider.at("127.0.0.1:1", insecure=True)
+    client = SplitClient(provider, "noir", Split(1, 1), model, tmp_path / "secrets")
+    config, params = client.loaded()
+    text = tmp_path / "text.txt"
+    text.write_text("def read(path): return alpha beta " * 40)
+    asked = TuneOptions(**change).settings(client, config, params, [text])
+    assert client.secrets is not None
+    secrets = begun(client.secrets, asked, config, params, lambda event: None)
+    with pytest.raises(InputError, match=said):
+        client.complete("def read(path):")
+    # What both parties say of such a tuning.
+    ledger = Ledger()
+    declare_tuning(ledger, TuneOptions(**change).request(secrets))
+    rows, gradients, *_ = ledger.learned()["provider"]
+    assert ("insecure" in rows) == (asked.leave_out == "codebook")
+    assert ("insecure" in gradients) == (asked.leave_out == "permutation")
+    # The same command goes on, and another is told what differs.
+    begun(client.secrets, asked, config, params, lambda event: None)
+    whole = TuneOptions().settings(client, config, params, [text])
+    with pytest.raises(InputError, match="the whole of noir|tuned back, not ends"):
+        begun(client.secrets, whole, config, params, lambda event: None)
 
 
 @pytest.mark.slow

@@ -339,7 +339,10 @@ def test_damaged_or_readable_secrets_are_refused(secrets: ClientSecrets, tmp_pat
         ({"learning_rate": 0.5}, "learning-rate 0.01, not 0.5"),
         ({"mechanism": "grr"}, "mechanism none, not grr"),
         ({"lora": 2}, "lora 0, not 2"),
-        ({"leave_out": "codebook"}, "begun with the whole of noir, not without its codebook"),
+        (
+            {"leave_out": "codebook", "mechanism": "grr", "epsilon": 4.0},
+            "begun with the whole of noir, not without its codebook",
+        ),
         ({"tuned": "back"}, "tuned ends, not back"),
     ],
 )
