@@ -73,7 +73,7 @@ def test_cells_are_of_the_same_secrets(study: Study) -> None:
     assert alone["loss"] != whole["loss"]
 
 
-def test_without_the_providers_blocks_rows_come_back_as_they_are(study: Study) -> None:
+def test_without_the_providers_blocks_rows_come_back(study: Study) -> None:
     """The whole model is then the client's blocks alone."""
     from models.family import logits
 

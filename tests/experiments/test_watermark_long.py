@@ -30,7 +30,7 @@ def test_groups_are_of_one_size_and_in_the_order_of_entropy() -> None:
     assert [group["auc"][0] for group in groups] == [0.5, 0.5, 1.0, 1.0]
 
 
-def test_the_ratio_is_a_score_of_chunks_with_uniform_numbers_alone() -> None:
+def test_the_ratio_is_a_score_of_uniform_chunks_alone() -> None:
     chunked = [method for method in long.METHODS if method.k > 1]
     assert {method.family for method in chunked} == {"uniform", "gamma"}
     assert {method.k for method in chunked} == {50}
