@@ -111,7 +111,7 @@ class PartsStudy:
         )
 
     def row(self, cell: PartsCell, say: Callable[[str], None]) -> dict[str, Any]:
-        """Tune a cell's ends; measure utility, attacks, and what a round costs."""
+        """Tune a cell's ends; measure utility and attacks."""
         plan, config = self.plan, self.config
         # The same codebook, permutation and batches in all cells that have them.
         prg = Prg.from_seed(plan.seed, f"noir parts {plan.mechanism} {plan.epsilon}")
