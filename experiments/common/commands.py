@@ -16,6 +16,7 @@ from spu_llm.app.output import write_json
 from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.machine import machine
 from spu_llm.net.shaping import shape_of
 
 Result = TypeVar("Result")
@@ -222,6 +223,19 @@ def resumed(
         return measure(progress.update, lambda result: write(options, result), done)
     finally:
         progress.close()
+
+
+def with_rows(
+    result: dict[str, Any],
+    rows: Iterable[Callable[[], dict[str, Any]]],
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Measure `rows` one by one, and add each to the result, which `keep` is given every time."""
+    for measured in rows:
+        result["rows"].append(measured())
+        result["machine"] = asdict(machine())
+        keep(result)
+    return result
 
 
 def check(results: Iterable[dict[str, Any]], complaint: str = "a result is wrong") -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from spu_llm.app.printing import show_table
 from spu_llm.attacks import split as attacks
 from spu_llm.attacks.request import AttackConfig
 from spu_llm.core.errors import InputError
-from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 from spu_llm.systems.split import ltokenizer, vocabulary
 from spu_llm.systems.split.attacks import suite, views
@@ -192,13 +192,8 @@ def measure(
     study = PartsStudy(model, plan, say)
     result: dict[str, Any] = {"plan": asdict(plan), "rows": list(done)}
     there = {row["name"] for row in done}
-    for cell in CELLS:
-        if cell.name in there:
-            continue
-        result["rows"].append(study.row(cell, say))
-        result["machine"] = asdict(machine())
-        keep(result)
-    return result
+    left = (partial(study.row, cell, say) for cell in CELLS if cell.name not in there)
+    return commands.with_rows(result, left, keep)
 
 
 # ---- the report

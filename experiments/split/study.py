@@ -33,7 +33,6 @@ from spu_llm.app.printing import show_table
 from spu_llm.attacks import split
 from spu_llm.attacks.request import AttackConfig
 from spu_llm.core.errors import InputError
-from spu_llm.core.machine import machine
 from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.systems.outcome import AttackOutcome
 from spu_llm.systems.split import ltokenizer, vocabulary
@@ -359,14 +358,14 @@ def measure(
         },
     }
     there = {row_name(row) for row in done}
-    for cell in cells(plan):
-        if cell.name in there:
-            continue
-        result["rows"].append(study.row(cell, say))
+
+    def row(cell: NoirCell) -> dict[str, Any]:
+        measured = study.row(cell, say)
         result["inverters"] = study.inverters()
-        result["machine"] = asdict(machine())
-        keep(result)
-    return result
+        return measured
+
+    left = (partial(row, cell) for cell in cells(plan) if cell.name not in there)
+    return commands.with_rows(result, left, keep)
 
 
 def row_name(row: dict[str, Any]) -> str:

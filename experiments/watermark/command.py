@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from experiments.common import commands
 from experiments.watermark.plan import TOKENS, WatermarkPlan, add_plan, cell_of, cells, plan_of
 from experiments.watermark.study import Study
 from spu_llm.app.printing import show_table
-from spu_llm.core.machine import machine
 
 
 def measure(
@@ -45,13 +45,8 @@ def measure(
     study = Study(private, public, plan, say)
     result: dict[str, Any] = {"plan": asdict(plan), "rows": list(done)}
     there = {cell_of(row).name for row in done}
-    for cell in cells(plan):
-        if cell.name in there:
-            continue
-        result["rows"].append(study.row(cell))
-        result["machine"] = asdict(machine())
-        keep(result)
-    return result
+    left = (partial(study.row, cell) for cell in cells(plan) if cell.name not in there)
+    return commands.with_rows(result, left, keep)
 
 
 # ---- the command

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -33,7 +34,6 @@ from experiments.watermark.report import around, percent
 from experiments.watermark.study import Study, figures, unpacked
 from experiments.watermark.texts import UNITS, Author, Method, State, distribution_of, draws, tail
 from spu_llm.app.printing import show_table
-from spu_llm.core.machine import machine
 from spu_llm.systems.watermark.model_sampler import spread_points
 from spu_llm.systems.watermark.sampler import Drawn
 from spu_llm.systems.watermark.selecting import Chooser
@@ -244,13 +244,13 @@ def measure(
     study.plan = plan
     result: Row = {"plan": asdict(plan), "rows": list(done)}
     there = [(row["temperature"], way_of(row)) for row in done]
-    for temperature in plan.temperatures:
-        for way in WAYS:
-            if (temperature, way) not in there:
-                result["rows"].append(cell(study, way, temperature))
-                result["machine"] = asdict(machine())
-                keep(result)
-    return result
+    left = (
+        partial(cell, study, way, temperature)
+        for temperature in plan.temperatures
+        for way in WAYS
+        if (temperature, way) not in there
+    )
+    return commands.with_rows(result, left, keep)
 
 
 # ---- the report

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from experiments.watermark.report import name_of, percent
 from experiments.watermark.study import Base, Study, figures
 from experiments.watermark.texts import Author, Method
 from spu_llm.app.printing import show_table
-from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.scores import log_p
 
@@ -150,13 +150,13 @@ def measure(
     study = Study(private, public, plan, say)
     result: Row = {"plan": asdict(plan), "rows": list(done)}
     there = [(row["temperature"], method_of(row)) for row in done]
-    for temperature in plan.temperatures:
-        for method in METHODS:
-            if (temperature, method) not in there:
-                result["rows"].append(cell(study, method, temperature))
-                result["machine"] = asdict(machine())
-                keep(result)
-    return result
+    left = (
+        partial(cell, study, method, temperature)
+        for temperature in plan.temperatures
+        for method in METHODS
+        if (temperature, method) not in there
+    )
+    return commands.with_rows(result, left, keep)
 
 
 # ---- the report

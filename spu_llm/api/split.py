@@ -57,7 +57,7 @@ _OF_ROWS = ("random_prefix", "precision")
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """How a text of a split model is to be written. The provider learns `max_new_tokens`, in mode
+    """Options of a text of a split model. The provider learns `max_new_tokens`, in mode
     mpc also `draft_length` and `show_progress`, in the others `precision`.
     """
 

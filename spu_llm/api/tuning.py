@@ -27,9 +27,7 @@ from spu_llm.systems.split.texts import digest_of, tokens_of
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """How both ends are to be tuned. The provider learns all but `mechanism`, `epsilon` and
-    `tuned`.
-    """
+    """Options of a tuning. The provider learns all but `mechanism`, `epsilon` and `tuned`."""
 
     rounds: int = 200  # in all, with what was done before
     batch: int = 16  # texts of a round
@@ -112,7 +110,7 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning came to."""
+    """Result of a tuning."""
 
     secrets: Path  # directory: codebook, permutation, tuned ends, the curve of the loss
     rounds: int

@@ -53,9 +53,10 @@ _HEADER_BYTES = 1 << 16  # of a file, at most about
 
 @dataclass(frozen=True)
 class Settings:
-    """What stays the same over a tuning. id: 32 hex digits, by which the provider knows it; ends,
-    texts: digests of what it is of. `mechanism` "none" is without codebook; leave_out:
-    "codebook" or "permutation", what noir is without; tuned: "ends", or "back" alone.
+    """Settings of a tuning, which stay the same over all its rounds. id: 32 hex digits, by which
+    the provider knows it; ends, texts: digests of what it is of. `mechanism` "none" is without
+    codebook; leave_out: "codebook" or "permutation", what noir is without; tuned: "ends", or "back"
+    alone.
     """
 
     id: str
