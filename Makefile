@@ -119,7 +119,7 @@ lock:
 	@$(if $(FOUND),:,$(error $(NEED)))
 	@"$(FOUND)" -m venv --clear build/uv
 	@build/uv/bin/python -m pip --quiet --disable-pip-version-check install uv
-	@$(COMPILE) --extra dev --custom-compile-command \
+	@$(COMPILE) --extra dev --extra cluster --custom-compile-command \
 	    'make lock    (to install it: pip install --no-deps --require-hashes -r requirements.lock)' \
 	    --output-file requirements.lock
 	@cp requirements.lock deploy/requirements.lock
