@@ -27,7 +27,15 @@ SYSTEMS = [f"spu_llm.systems.{name}" for name in OF_SYSTEMS]
 SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems"]
 API = [*SERVICE, *SYSTEMS, "spu_llm.service", "spu_llm.vault"]
 ATTACKS = [*API, "spu_llm.api", "models.training"]
-APP = [*ATTACKS, "spu_llm.attacks", "spu_llm.gateway", "models.alignment", "models.importing"]
+CLUSTER = [*API, "spu_llm.api"]
+APP = [
+    *ATTACKS,
+    "spu_llm.attacks",
+    "spu_llm.cluster",
+    "spu_llm.gateway",
+    "models.alignment",
+    "models.importing",
+]
 STUDY = [*APP, "spu_llm.app", "experiments.common"]
 ALLOWED: dict[str, list[str]] = {
     "spu_llm.core": [],
@@ -56,6 +64,7 @@ ALLOWED: dict[str, list[str]] = {
     "spu_llm.vault": [*SERVICE, "spu_llm.service", "spu_llm.systems.confidential"],
     "spu_llm.api": API,
     "spu_llm.gateway": [*API, "spu_llm.api"],
+    "spu_llm.cluster": CLUSTER,
     "spu_llm.attacks": ATTACKS,
     "spu_llm.app": APP,
     "experiments.common": STUDY,
