@@ -15,7 +15,7 @@ from spu_llm.api.defaults import DRAFT_LENGTH
 from spu_llm.api.drafting import Drafting
 from spu_llm.api.events import OnEvent
 from spu_llm.api.marking import KeyFiles, Marking, provider_key
-from spu_llm.api.preparation import Prepared, likely_steps, prepare
+from spu_llm.api.preparation import Prepared, Producers, likely_steps, prepare
 from spu_llm.api.provider import Provider, path_of
 from spu_llm.api.texts import chat_tokens, check_messages, check_texts, tokens_of_prompt
 from spu_llm.core.errors import InputError
@@ -182,13 +182,15 @@ class Client:
         steps: int | None = None,
         disk_bytes: int | None = None,
         look: Look = lambda: None,
+        producers: Producers | None = None,
     ) -> Prepared:
         """Make correlated randomness for a completion to come, which takes it from the same pool.
 
         The provider learns the prompt's length and the options, as of that completion. prompt: one
         of the same length in tokens, or that length. steps: of the completion; as many as are
         likely by default. disk_bytes: that the pool may take in all. look: called now and then, may
-        end it by an error. `NoRoom` when one step does not fit.
+        end it by an error. producers: who makes it in place of a session here. `NoRoom` when one
+        step does not fit.
         """
         self.check_preparation(prompt, options, steps)
         text = self.provider.text_format().text
@@ -209,6 +211,7 @@ class Client:
                 disk_bytes,
                 look,
                 text_format=text.digest,
+                producers=producers,
             )
 
     def check_preparation(

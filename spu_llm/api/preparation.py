@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from models.tokenizer import Tokenizer
 from spu_llm.api.completion import BothWays, messages, payload
@@ -13,6 +16,7 @@ from spu_llm.api.provider import Provider
 from spu_llm.core.errors import InputError
 from spu_llm.core.units import mb
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
+from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.offline.stock import stored_bytes
 from spu_llm.service.client import run_as_client
@@ -63,6 +67,32 @@ class Prepared:
         return asdict(self)
 
 
+class Producers(Protocol):
+    """Pairs of processes, one at each party, that make correlated randomness side by side."""
+
+    def make(
+        self,
+        request: Ahead,
+        text_format: str | None,
+        lacking: Sequence[int],
+        folder: Path,
+        on_event: OnEvent,
+        look: Look,
+    ) -> Made:
+        """Make `lacking` batches of each kind that a completion takes, for the inbox of the peer's
+        `folder` in the client's pool; return what came, which may be less. on_event hears `Making`
+        and `Note`, look() may end it.
+        """
+
+
+@dataclass(frozen=True)
+class Made:
+    """Batches that came of producers, and what each of their sessions cost (`traffic`)."""
+
+    batches: int
+    traffic: tuple[dict[str, Any], ...]
+
+
 def likely_steps(max_new_tokens: int, draft_length: int) -> int:
     """Return how many steps so many tokens are likely to take; the prefill gives the first one."""
     new = max_new_tokens - 1
@@ -79,18 +109,85 @@ def prepare(
     *,
     program: Program = PREPARATION,
     text_format: str | None = None,
+    producers: Producers | None = None,
 ) -> Prepared:
     """Make correlated randomness with a provider that keeps some, too.
 
     `tokenizer`: of the text to come; `text_format`: the digest of what it is from, if that is the
     provider's. `disk_bytes`: only as much is made as the pool has room for, if all in it is to take
     no more; a provider may have less room. NoRoom when one step does not fit. `look` may end it.
+    `producers`: they make what lacks, until nothing does; a session here makes it where nothing
+    comes of them.
     """
     request.check_options()
-    if disk_bytes is not None:
-        assert provider.pool is not None
-        room = max(0, disk_bytes - stored_bytes(provider.pool))
-        request = replace(request, room_bytes=room // provider.halves)
+    started = time.monotonic()
+    costs: list[dict[str, Any]] = []
+    while True:
+        if disk_bytes is not None:
+            assert provider.pool is not None
+            room = max(0, disk_bytes - stored_bytes(provider.pool))
+            request = replace(request, room_bytes=room // provider.halves)
+        counts = replace(request, counts=producers is not None)
+        result, agreed, pool = _session(
+            counts, tokenizer, provider, on_event, look, program, text_format
+        )
+        if result["step_lacks_bytes"] and not any(result["lacking_batches"]):
+            raise _no_room(request, provider, result)
+        costs.append(result["traffic"]["offline"])
+        if producers is None or not any(result["lacking_batches"]):
+            break
+        assert pool is not None
+        lacking, folder = result["lacking_batches"], pool / result["peer"]
+        made = producers.make(request, text_format, lacking, folder, on_event, look)
+        costs += made.traffic
+        if not made.batches:
+            producers = None
+    traffic = {"offline": {name: sum(cost[name] for cost in costs) for name in costs[0]}}
+    seconds = time.monotonic() - started if len(costs) > 1 else result["seconds"]["offline"]
+    return Prepared(
+        steps=result["steps"],
+        tokens=Tokens.of(result["steps"], request.draft_length),
+        correlations=result["correlations"],
+        lacking_bytes=provider.halves * result["lacking_bytes"],
+        room_bytes=result["room_bytes"],
+        seconds={"offline": round(seconds, 3)},
+        bytes=payload(traffic, _PHASES),
+        messages=messages(traffic, _PHASES),
+        learned=result["learned"],
+        config={"pool": str(pool), "peer": result["peer"], **agreed},
+    )
+
+
+def make_beside(
+    request: Ahead,
+    tokenizer: Tokenizer,
+    provider: Provider,
+    on_event: OnEvent,
+    *,
+    program: Program = PREPARATION,
+    text_format: str | None = None,
+) -> dict[str, Any]:
+    """Make the batches that a request asks for, for the inboxes of both parties' pools; return the
+    traffic of the session's offline phase.
+    """
+    assert request.beside
+    result, _, _ = _session(
+        request, tokenizer, provider, on_event, lambda: None, program, text_format
+    )
+    traffic: dict[str, Any] = result["traffic"]["offline"]
+    return traffic
+
+
+def _session(
+    request: Ahead,
+    tokenizer: Tokenizer,
+    provider: Provider,
+    on_event: OnEvent,
+    look: Look,
+    program: Program,
+    text_format: str | None,
+) -> tuple[dict[str, Any], Manifest, Path | None]:
+    """Return the result of a session, the agreed settings, and the client's pool directory."""
 
     def heard(said: dict[str, Any], relay: Relay) -> None:
         if (event := event_of(said, relay)) is not None:
@@ -109,21 +206,7 @@ def prepare(
             jobs=provider.jobs,
             look=look,
         )
-    result = outcome.result
-    if result["step_lacks_bytes"]:
-        raise _no_room(request, provider, result)
-    return Prepared(
-        steps=result["steps"],
-        tokens=Tokens.of(result["steps"], request.draft_length),
-        correlations=result["correlations"],
-        lacking_bytes=provider.halves * result["lacking_bytes"],
-        room_bytes=result["room_bytes"],
-        seconds={"offline": round(result["seconds"]["offline"], 3)},
-        bytes=payload(result["traffic"], _PHASES),
-        messages=messages(result["traffic"], _PHASES),
-        learned=result["learned"],
-        config={"pool": str(pool), "peer": result["peer"], **agreed},
-    )
+    return outcome.result, agreed, pool
 
 
 def _no_room(request: Ahead, provider: Provider, result: dict[str, Any]) -> NoRoom:

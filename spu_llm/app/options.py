@@ -198,6 +198,32 @@ def jobs_of(options: argparse.Namespace, parties_here: int) -> int:
     return int(options.jobs)
 
 
+def add_ray(parser: Any, words: str) -> None:
+    """Add where this party's own Ray cluster is; `words`: what it is for."""
+    parser.add_argument(
+        "--ray", metavar="HOST:PORT", help=f"the head of this party's own Ray cluster, {words}"
+    )
+
+
+def add_pairs(parser: Any) -> None:
+    """Add how many producers there are on a cluster, beside `--ray`; `check_pairs` looks at it."""
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        metavar="N",
+        help="with --ray: producers on it, each with one of the provider's sessions "
+        "(default: one a core)",
+    )
+
+
+def check_pairs(options: argparse.Namespace) -> None:
+    """Raise InputError where `--pairs` says how many producers there are, and `--ray` not where."""
+    if options.pairs is not None and options.ray is None:
+        raise InputError("--pairs are of producers on a cluster; give --ray HOST:PORT, too")
+    if options.pairs is not None and options.pairs < 1:
+        raise InputError(f"--pairs must be 1 or more, found {options.pairs}")
+
+
 def add_hint_cache(parser: Any, words: str = "") -> None:
     """Add what a client keeps of hints; `hint_cache_of` reads it."""
     parser.add_argument(

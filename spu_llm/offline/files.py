@@ -2,6 +2,8 @@
 
     <directory>/lock                    held by the one session that uses the directory
     <directory>/<name>-<digest>/<id>/   a batch of the correlation of that name
+    <directory>/inbox/                  batches that no session has taken in yet (`offline.inbox`),
+                                        in folders as above
         meta.json      what it is; never changes
         results.npy    words [units, words]: results, and before them masks that no key gives again;
                        rows of units that are gone become zero
@@ -20,7 +22,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +40,7 @@ SLICES = 8  # of a batch: one is used up on disk before its first unit is handed
 BATCH_ID = re.compile(r"[0-9a-f]{32}")
 # numpy reads headers with Python's parser, in which two threads disturb each other (CPython 3.11).
 _parsing = threading.Lock()
+INBOX = "inbox"
 HALF = re.compile(r"\.[0-9a-f]{32}\.(made|gone)")  # a batch on its way in or out
 _JSON_BYTES = 1 << 16
 
@@ -124,11 +127,7 @@ class Files:
 
     def remove(self) -> None:
         """Remove the batch, which is gone from one moment to the next."""
-        with failures(self.folder):
-            gone = self.folder.with_name(f".{self.label.id}.gone")
-            os.replace(self.folder, gone)
-            sync_folder(gone.parent)
-            shutil.rmtree(gone)
+        discard(self.folder)
 
     def size(self) -> int:
         """Return the bytes of the batch's files."""
@@ -191,23 +190,7 @@ class PoolDirectory:
 
     def add(self, label: Label, results: np.ndarray, state: State) -> Files:
         """Store a batch: after a crash it is there whole, or not at all."""
-        folder = self.folder(label.name)
-        final, made = folder / label.id, folder / f".{label.id}.made"
-        with failures(final):
-            if not folder.exists():
-                os.mkdir(folder, 0o700)
-                sync_folder(self.path)
-            os.mkdir(made, 0o700)
-            with _creating(made / "results.npy") as file:
-                np.save(file, results, allow_pickle=False)
-            with _creating(made / "meta.json") as file:
-                file.write(_sealed({"format": FORMAT, **asdict(label)}))
-            with _creating(made / "state.json") as file:
-                file.write(_state_bytes(label, state))
-            sync_folder(made)
-            os.replace(made, final)
-            sync_folder(folder)
-        return Files(final, label)
+        return store(self.path, label, results, state)
 
     def close(self) -> None:
         """Let other sessions use the directory."""
@@ -219,13 +202,7 @@ class PoolDirectory:
                 check(path, folder=True)
                 shutil.rmtree(path)
                 continue
-            label, state = load(path)
-            if label.rank != self._rank:
-                raise PoolError(
-                    f"{self.path} holds the other party's correlated randomness; use another "
-                    "directory"
-                )
-            files = Files(path, label)
+            label, state, files = batch_of(path, self._rank)
             if state.used == label.units:
                 files.remove()
             else:
@@ -233,10 +210,90 @@ class PoolDirectory:
                 yield label, state, files
 
 
+def store(directory: Path, label: Label, results: np.ndarray, state: State) -> Files:
+    """Store a batch below `directory`: after a crash it is there whole, or not at all."""
+
+    def write(made: Path) -> None:
+        with _creating(made / "results.npy") as file:
+            np.save(file, results, allow_pickle=False)
+        with _creating(made / "meta.json") as file:
+            file.write(_sealed({"format": FORMAT, **asdict(label)}))
+        with _creating(made / "state.json") as file:
+            file.write(_state_bytes(label, state))
+
+    return Files(_stored(directory / _folder_name(label.name), label.id, write), label)
+
+
+def store_files(folder: Path, name: str, contents: Mapping[str, bytes]) -> Path:
+    """Store a batch, given as the contents of its files by name, as folder `name` below `folder`;
+    return its folder: after a crash it is there whole, or not at all.
+    """
+
+    def write(made: Path) -> None:
+        for file_name, data in contents.items():
+            with _creating(made / file_name) as file:
+                file.write(data)
+
+    return _stored(folder, name, write)
+
+
+def discard(path: Path) -> None:
+    """Remove the batch in folder `path`, which is gone from one moment to the next."""
+    with failures(path):
+        gone = path.with_name(f".{path.name}.gone")
+        os.replace(path, gone)
+        sync_folder(gone.parent)
+        shutil.rmtree(gone)
+
+
+def move(path: Path, directory: Path) -> Path:
+    """Move the batch in folder `path` below `directory`, at once; return where it is."""
+    folder = directory / path.parent.name
+    final = folder / path.name
+    with failures(final):
+        if os.path.lexists(final):
+            raise PoolError(f"{path} is in {directory}, too; remove both")
+        if not folder.exists():
+            os.mkdir(folder, 0o700)
+            sync_folder(directory)
+        os.replace(path, final)
+        sync_folder(folder)
+        sync_folder(path.parent)
+    return final
+
+
+def batch_of(path: Path, rank: int) -> tuple[Label, State, Files]:
+    """Read the batch in folder `path`; PoolError unless it is whole, and of the party that has this
+    rank.
+    """
+    label, state = load(path)
+    if label.rank != rank:
+        raise PoolError(
+            f"{path.parent.parent} holds the other party's correlated randomness; use another "
+            "directory"
+        )
+    return label, state, Files(path, label)
+
+
+def _stored(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
+    """Make the folder of a batch below `folder`, whose files `write` makes; return it."""
+    final, made = folder / name, folder / f".{name}.made"
+    with failures(final):
+        if not folder.exists():
+            folder.mkdir(0o700, exist_ok=True)  # another session may just have made it
+            sync_folder(folder.parent)
+        os.mkdir(made, 0o700)
+        write(made)
+        sync_folder(made)
+        os.replace(made, final)
+        sync_folder(folder)
+    return final
+
+
 def batch_folders(directory: Path) -> Iterator[Path]:
     """Yield the folder of each batch below `directory`, half ones included; PoolError at others."""
     for folder in sorted(directory.iterdir()):
-        if folder.name == "lock":
+        if folder.name in ("lock", INBOX):
             continue
         check(folder, folder=True)
         for path in sorted(folder.iterdir()):

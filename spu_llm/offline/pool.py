@@ -4,7 +4,8 @@ A batch is one chunk, made jointly. Both parties know its id without a message: 
 the session, the correlation's name and a running number. Each keeps its half: a key from which its
 masks are drawn again, or the masks themselves, and its result words. When a session starts, the
 parties tell each other how far they have used which batch (`inventory`) and keep what both have,
-from the larger index on (`resume`): what only one of them may have used is burnt.
+from the larger index on (`resume`): what only one of them may have used is burnt. Batches that were
+made beside a session come by the inbox (`spu_llm.offline.inbox`).
 
 No unit is handed out twice, however a process ends. A batch is eight slices; before the first unit
 of a slice leaves this module, the whole slice is recorded on disk as used. `lease` does so for all
@@ -31,8 +32,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +44,7 @@ from spu_llm.core.correlation import Correlation, Correlations, cut, joined, spl
 from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.json_values import names_once
 from spu_llm.core.prg import KEY_BYTES, Prg
+from spu_llm.offline import inbox
 from spu_llm.offline.files import (
     BATCH_ID,
     Files,
@@ -109,10 +112,25 @@ class Pool:
         self.room = room
         self._directory = PoolDirectory(directory, rank) if directory is not None else None
         self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
+        self._waiting = self._in_inbox()
+
+    def _in_inbox(self) -> list[_Batch]:
+        """Return what lies in the inbox, as far as two sessions can compare it."""
+        if self._directory is None:
+            return []
+        known = {batch.label.id for batch in self._found}
+        try:
+            kept = inbox.waiting(self._directory.path, self.rank, known)
+            places = max(0, MAX_BATCHES - len(known))
+            return [_Batch(*one) for one in islice(kept, places)]
+        except BaseException:
+            self._directory.close()
+            raise
 
     def inventory(self) -> bytes:
         """Return for the peer how far the batches that were on disk at the start are used."""
-        data = json.dumps({batch.label.id: batch.used for batch in self._found}).encode()
+        listed = [*self._found, *self._waiting]
+        data = json.dumps({batch.label.id: batch.used for batch in listed}).encode()
         if len(data) > INVENTORY_BYTES:
             raise PoolError(
                 f"the pool holds {len(self._found)} batches, more than can be compared; "
@@ -121,24 +139,36 @@ class Pool:
         return data
 
     def resume(self, inventory: bytes) -> None:
-        """Keep what the peer's `inventory` has, too; burn what either party may have used.
+        """Keep what the peer's `inventory` has, too; burn what either party may have used. What is
+        in the inbox and not there may still arrive there.
 
         WireError, with nothing changed, when it is no inventory of this pool's batches.
         """
         used = _read_inventory(inventory)
-        for batch in self._found:
+        for batch in (*self._found, *self._waiting):
             if used.get(batch.label.id, 0) > batch.label.units:
                 raise WireError(
                     f"the peer's inventory has unit {used[batch.label.id]} of a batch of "
                     f"{batch.label.units}"
                 )
+        kept = [*self._found, *self._taken_in(used)]
         # The ids are all that both parties know of the order.
-        for batch in sorted(self._found, key=lambda b: b.label.id):
+        for batch in sorted(kept, key=lambda b: b.label.id):
             # A batch that the peer lacks has been used up there, or was never whole.
             batch.burn(used.get(batch.label.id, batch.label.units))
             if batch.left:
                 self._batches.setdefault(batch.label.name, []).append(batch)
-        self._found = []
+        self._found, self._waiting = [], []
+
+    def _taken_in(self, used: Mapping[str, int]) -> Iterator[_Batch]:
+        """Take in what lies in the inbox and the peer's inventory `used` has, too."""
+        for batch in self._waiting:
+            assert self._directory is not None and isinstance(batch.store, Files)
+            if batch.label.id in used:
+                batch.store = inbox.take_in(batch.store, self._directory.path)
+                yield batch
+            else:
+                inbox.drop_if_old(batch.store)
 
     def available(self, correlation: Correlation) -> int:
         """Return how many units are not yet used."""
@@ -257,7 +287,7 @@ class Pool:
                 for batch in batches:
                     batch.put_back(self.room())
         finally:
-            self._batches, self._found = {}, []
+            self._batches, self._found, self._waiting = {}, [], []
             if self._directory is not None:
                 self._directory.close()
 

@@ -8,14 +8,14 @@ looked at is left out. What a session has in memory counts as used, until it put
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from spu_llm.core.errors import PoolError
 from spu_llm.offline.access import check, failures, is_locked
-from spu_llm.offline.files import HALF, batch_folders, load
+from spu_llm.offline.files import HALF, INBOX, batch_folders, load
 from spu_llm.offline.peer_directories import party_directories, peer_folders
 
 
@@ -102,7 +102,7 @@ def kinds_in(folder: Path) -> tuple[Kind, ...]:
         if not os.path.lexists(folder):
             return ()
         check(folder, folder=True)
-        for path in batch_folders(folder):
+        for path in (*batch_folders(folder), *_in_inbox(folder)):
             if HALF.fullmatch(path.name):
                 continue
             try:
@@ -120,6 +120,13 @@ def kinds_in(folder: Path) -> tuple[Kind, ...]:
                 kind.disk_bytes + size,
             )
     return tuple(kinds[name] for name in sorted(kinds))
+
+
+def _in_inbox(folder: Path) -> Iterator[Path]:
+    """Yield the batches that no session has taken in yet."""
+    if os.path.lexists(folder / INBOX):
+        check(folder / INBOX, folder=True)
+        yield from batch_folders(folder / INBOX)
 
 
 def _is_used(folder: Path) -> bool:

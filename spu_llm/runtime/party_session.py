@@ -63,6 +63,10 @@ class SessionOptions:
     """Where correlated randomness outlives the session, if the peer has such a directory, too; in
     memory by default. With `met` the peer's folder alone.
     """
+    inbox_dir: Path | None = None
+    """In place of `pool_dir`: the peer's folder, whose pool another session may have, and whose
+    inbox gets what is made here.
+    """
     budgets: Sequence[Budget] = ()
     """What the pool's files, and those beside them, may take; what is made beyond stays in memory.
     """
@@ -119,7 +123,7 @@ class PartySession:
             SealedChannel(apart, _derived(b"material", key), self.rank)
         )
         since = self._channel.traffic
-        self.pool_folder = self._met(options)
+        self.pool_folder, self.inbox_folder = self._met(options), options.inbox_dir
         self._spu = self._maker = SpuRuntime(link, config, profile=profile)
         if options.jobs > 1:  # more cores, and messages: not for what others wait for
             several = dataclasses.replace(config, max_concurrency=options.jobs)

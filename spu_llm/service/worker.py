@@ -218,13 +218,16 @@ def _spu_session(
 
     assert program.spu is not None
     link = create_link(ROLES.index(task.role), task.link, timeout_ms=task.timeout_ms)
-    pool_dir = None if task.pool_dir is None else Path(task.pool_dir)
+    kept_in = None if task.pool_dir is None else Path(task.pool_dir)
+    beside = program.beside(job.request)
+    pool_dir, inbox_dir = (None, kept_in) if beside else (kept_in, None)
     hints_dir = _hints_directory(task, events) if program.keeps_hints else None
     held = {} if job.of_provider is None else job.of_provider.disk_bytes
     budgets = [Budget(Path(directory), limit) for directory, limit in held.items()]
     met = pool_ids(task.role, task.agreed)
     options = SessionOptions(
         pool_dir=pool_dir,
+        inbox_dir=inbox_dir,
         budgets=budgets,
         hints_dir=hints_dir,
         receiving=_receiving(events, task.hints_dir is not None and program.keeps_hints),
@@ -237,7 +240,7 @@ def _spu_session(
     config = program.spu.computing(job.backend)
     session = PartySession(link, config, options, open_channel=channels.open)
     events.finished = lambda: session.finished
-    if met[0] and pool_dir is None:
+    if met[0] and kept_in is None:
         events.send(
             "note", text="the other party keeps no correlated randomness: --pool has no effect"
         )

@@ -137,9 +137,10 @@ class Program:
     needs_pool: the provider must keep correlated randomness. keeps_hints: hints of the weights
     outlive the session. spu: SPU's settings; None: `run` gets a `PlainSession`, and there is no
     SPU. backends: what may compute its forwards. encoders: models whose prompt
-    an encoder reads are served, too. admit: InputError for what a provider that brings
-    this, and this model, does not serve: its supervisor asks first, and what that says the client
-    is told.
+    an encoder reads are served, too. beside: of a request, whether what its session makes goes to
+    the inbox of a pool that another session may have (`spu_llm.offline.inbox`). admit: InputError
+    for what a provider that brings this, and this model, does not serve: its supervisor asks first,
+    and what that says the client is told.
     """
 
     name: str
@@ -154,6 +155,7 @@ class Program:
     backends: tuple[str, ...] = (OWN,)
     encoders: bool = False
     hears: bool = False
+    beside: Callable[[Any], bool] = lambda request: False
     admit: Callable[[Any, ProviderInputs, ModelConfig], None] = served_whole
 
     def load(self) -> Run:

@@ -8,6 +8,8 @@ name by name; the peer's power fails, too, where it next waits for the one that 
 each such call (1: all). FAULT breaks the pool, to see whether that is noticed. Prints a JSON
 report.
 
+Each session also has a batch made beside it, which lies in the inbox for the next one.
+
 Every scenario is three sessions of both parties: one is killed in the first (the peer goes on until
 it misses it), one in the second, the third ends well.
 """
@@ -30,6 +32,7 @@ from spu_llm.core.errors import PeerError, PoolError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files as pool_files
+from spu_llm.offline import inbox
 from spu_llm.offline.pool import Pool
 from tests.kit.dealing import MIXED, TRIPLE, Made, dealer, views
 
@@ -155,10 +158,19 @@ def break_pool(fault: str) -> None:
         pool_files.Files._write_state = lambda self, state: None  # type: ignore[method-assign]
     elif fault in ("contents are not synced", "names are not synced"):
         pool_files._replacing = lambda path: _Careless(path, fault)  # type: ignore[assignment, return-value]
+    elif fault == "a copy stays in the inbox":
+        inbox.move = _copy  # type: ignore[attr-defined]
+        pool_inbox_waiting = inbox.waiting
+        inbox.waiting = lambda folder, rank, taken_in: pool_inbox_waiting(folder, rank, ())
     elif fault == "smaller index":
         Pool.resume = _trusting_resume  # type: ignore[assignment, method-assign]
     else:
         assert not fault, fault
+
+
+def _copy(path: Path, directory: Path) -> Path:
+    shutil.copytree(path, directory / path.parent.name / path.name, dirs_exist_ok=True)
+    return directory / path.parent.name / path.name
 
 
 class _Careless:
@@ -219,9 +231,12 @@ def party(rank: int, run: int, end: socket.socket, home: Path, lost: Callable[[P
     except PoolError as exc:
         log.line(refused=str(exc))
         return 1
+    beside = Pool(rank, Prg.from_os(), dealer(rank, channel, log), session=b"beside %d" % run)
     try:
         channel.send(pool.inventory())
         pool.resume(channel.recv())
+        made = beside.make(TRIPLE)
+        inbox.put(home / str(rank), made.label, made.key, made.results)
         pool.prepare(TRIPLE, 1)
         for i, (correlation, units) in enumerate(TAKES):
             if i % 2:

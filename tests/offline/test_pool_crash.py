@@ -50,6 +50,7 @@ def test_no_unit_twice(tmp_path: Path, mode: str, every: int) -> None:
     [
         ("kill", "state is not written"),
         ("kill", "smaller index"),
+        ("kill", "a copy stays in the inbox"),
         ("power", "contents are not synced"),
         ("power", "names are not synced"),
     ],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from contextlib import closing
-from typing import Any
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from spu_llm.api.defaults import PROMPT
 from spu_llm.app import drafting
@@ -15,16 +15,23 @@ from spu_llm.app.options import (
     add_hint_cache,
     add_identity_options,
     add_jobs,
+    add_pairs,
     add_prompt,
     add_ranges,
+    add_ray,
     add_served_model,
     add_session_options,
+    check_pairs,
     megabytes,
     provider_of,
 )
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import show, show_table
 from spu_llm.core.printable import one_line
+
+if TYPE_CHECKING:
+    from spu_llm.api.preparation import Producers
+    from spu_llm.api.provider import Provider
 
 
 def add_command(commands: Any) -> None:
@@ -64,6 +71,8 @@ def add_command(commands: Any) -> None:
         metavar="MB",
         help="make no more than fits, if --pool is to hold so much in all",
     )
+    add_ray(prepare, "whose machines make it, in pairs with the provider's sessions")
+    add_pairs(prepare)
     add_request_options(prepare)
     add_session_options(prepare)
     add_jobs(prepare)
@@ -88,12 +97,16 @@ def _prepare(options: argparse.Namespace) -> None:
     asked, tokens = completion_options(options), options.prompt_tokens
     prompt = options.prompt if tokens is None else tokens
     client.check_preparation(prompt, asked, options.steps)
+    check_pairs(options)
 
     def make(look: Look) -> dict[str, Any]:
         from spu_llm.app.screen import Stages
 
         # Who watches for days wants a line for what happens, not for how far it is.
-        with closing(Stages(lines=not options.watch)) as screen:
+        with (
+            closing(Stages(lines=not options.watch)) as screen,
+            _producers(options, client.provider) as producers,
+        ):
             result = client.prepare(
                 prompt,
                 asked,
@@ -101,6 +114,7 @@ def _prepare(options: argparse.Namespace) -> None:
                 steps=options.steps,
                 disk_bytes=disk_bytes,
                 look=look,
+                producers=producers,
             ).to_json()
         write_json(options.json, result)
         return result
@@ -110,6 +124,17 @@ def _prepare(options: argparse.Namespace) -> None:
         keeping.watch(client.provider.client_pool, make, lambda line: show(_timed(line)))
     else:
         show_table(prepared_table(make(lambda: None)))
+
+
+def _producers(
+    options: argparse.Namespace, provider: Provider
+) -> AbstractContextManager[Producers | None]:
+    """Return who makes it in place of a session of this process; None without a cluster."""
+    if options.ray is None:
+        return nullcontext()
+    from spu_llm.cluster.producing import on_cluster
+
+    return on_cluster(options.ray, provider.server, provider.pool, options.pairs)
 
 
 def _timed(line: str) -> str:

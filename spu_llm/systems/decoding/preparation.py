@@ -7,6 +7,7 @@ session.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import accumulate
@@ -16,8 +17,10 @@ import numpy as np
 
 from spu_llm.compiler.demand import CorrelationRequest, Demand
 from spu_llm.core.channel import Traffic
-from spu_llm.core.errors import PoolError
+from spu_llm.core.correlation import Correlation
+from spu_llm.core.errors import InputError, PoolError
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
+from spu_llm.offline import inbox
 from spu_llm.offline.pool import Pool
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.party_session import PartySession
@@ -31,14 +34,15 @@ from spu_llm.systems.program import Job, Nothing, Send
 
 def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str, Any]:
     """Make what a prefill and `steps` decode steps take and the pool lacks, or as much of it as
-    there is room for, step by step; nothing if there is no room for the prefill and a step.
+    there is room for, step by step; nothing if there is no room for the prefill and a step, or the
+    request only counts. `made_beside` where it asks for batches.
 
     Raise PoolError when one of the parties would not keep it.
     """
+    if job.request.beside:
+        return made_beside(session, job, send)
     if session.pool_folder is None:
-        raise PoolError(
-            "one of the parties keeps no correlated randomness; both need a pool directory"
-        )
+        raise _not_kept()
     config, rooms = job.model, {CLIENT: job.request.room_bytes}
     rooms[PROVIDER] = session.tell(PROVIDER, session.preprocessing.pool.room())
     if rooms[CLIENT] is not None:
@@ -58,7 +62,9 @@ def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str
         session.set_up(sum(course, Demand()))
         course = [demand.unbound for demand in course]
         count = demands_within(session.preprocessing.pool, course, least(rooms.values()))
-        session.make(sum(course[:count], Demand()))
+        wanted = sum(course[:count], Demand())
+        lacking = lacking_batches(session.preprocessing.pool, course, wanted)
+        session.make(Demand() if job.request.counts else wanted)
     whole = count == len(course)
     return {
         "peer": session.pool_folder.name,
@@ -66,11 +72,80 @@ def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str
         "steps": steps_covered(session.preprocessing.pool, course) if whole else max(0, count - 1),
         "lacking_bytes": growth_bytes(session.preprocessing.pool, sum(course, Demand())),
         "step_lacks_bytes": growth_bytes(session.preprocessing.pool, sum(course[:2], Demand())),
+        "lacking_batches": lacking,
         "correlations": summary(session, course),
         "seconds": session.meter.seconds,
         "traffic": {"offline": asdict(session.meter.traffic("offline"))},
         "learned": session.ledger.learned(),
     }
+
+
+def made_beside(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str, Any]:
+    """Make the batches that the request asks for, one by one and each kind in turn, for the inbox
+    of a pool that another session may have; hints are not needed.
+
+    Raise PoolError when one of the parties would not keep it or has no room for more, InputError
+    when the completion takes other kinds.
+    """
+    if session.inbox_folder is None:
+        raise _not_kept()
+    completion = Completion.of(job.model, job.request, job.before)
+    with session.meter.in_phase("offline"):
+        weights = held_weights(session, job.model, job, completion.layout.part)
+        text = held_text(session, completion, job)
+        send("stage", name="finding out what is needed")
+        course = demand_of(session.dry(), completion, weights, job.request.steps, text)
+        kinds = [one.correlation for one in sum(course, Demand()).unbound.correlations.values()]
+        if len(kinds) != len(job.request.batches):
+            raise InputError(
+                f"the completion takes {len(kinds)} kinds of correlated randomness, not "
+                f"{len(job.request.batches)}"
+            )
+        send("stage", name="making correlated randomness")
+        pool, total = session.preprocessing.pool, sum(job.request.batches)
+        for made, kind in enumerate(in_turn(kinds, job.request.batches)):
+            send("making", made=made, total=total)
+            room = pool.room()
+            if room is not None and room < pool.growth_bytes(kind, 1):
+                raise PoolError("there is no room for more correlated randomness")
+            batch = pool.make(kind)
+            inbox.put(session.inbox_folder, batch.label, batch.key, batch.results)
+        send("making", made=total, total=total)
+    return {
+        "seconds": session.meter.seconds,
+        "traffic": {"offline": asdict(session.meter.traffic("offline"))},
+        "learned": session.ledger.learned(),
+    }
+
+
+def in_turn(kinds: Sequence[Correlation], batches: Sequence[int]) -> Iterator[Correlation]:
+    """Yield each kind as often as `batches` says, spread evenly: a session that ends early leaves
+    some of each.
+    """
+    places = [
+        ((number + 0.5) / count, index)
+        for index, count in enumerate(batches)
+        for number in range(count)
+    ]
+    for _, index in sorted(places):
+        yield kinds[index]
+
+
+def _not_kept() -> PoolError:
+    return PoolError(
+        "one of the parties keeps no correlated randomness; both need a pool directory"
+    )
+
+
+def lacking_batches(pool: Pool, course: Sequence[Demand], wanted: Demand) -> list[int]:
+    """Return how many batches of each kind that `course` takes the pool lacks of `wanted`."""
+    return [
+        math.ceil(max(0, units - pool.available(kind)) / kind.chunk)
+        for kind, units in (
+            (one.correlation, wanted.correlations[name].units if name in wanted.correlations else 0)
+            for name, one in sum(course, Demand()).correlations.items()
+        )
+    ]
 
 
 def demand_of(

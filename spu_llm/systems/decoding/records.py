@@ -13,6 +13,7 @@ from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.request import GenerationRequest, Request
 from spu_llm.systems.program import Program, ProviderInputs, served_whole
 
+MAX_BESIDE = 4096  # batches that one session makes for another's pool
 MARKED = Marked.name  # the variant whose noise is the provider's
 CANDIDATES_ALONE = (
     "a step has candidates where a key chooses one of them, or where they are chains of drafts "
@@ -56,11 +57,15 @@ class ClientInputs:
 @dataclass(frozen=True)
 class Ahead(GenerationRequest):
     """Of a completion to come: for how many of its steps to make correlated randomness;
-    `room_bytes`: for fewer if the files of a party would grow by more.
+    `room_bytes`: for fewer if the files of a party would grow by more. `counts`: nothing is made,
+    only what lacks is counted. `batches`: whatever there is, so many batches of each kind are made
+    beside the session that has the pool, and go to its inbox.
     """
 
     steps: int = field(kw_only=True)
     room_bytes: int | None = field(default=None, kw_only=True)
+    counts: bool = field(default=False, kw_only=True)
+    batches: tuple[int, ...] = field(default=(), kw_only=True)
 
     def check(self, config: ModelConfig) -> None:
         """Raise InputError when the completion does not fit the model, or takes fewer than `steps`
@@ -73,6 +78,13 @@ class Ahead(GenerationRequest):
                 f"--steps must be 0 to {most}, the most that such a completion takes, found "
                 f"{self.steps}"
             )
+        if min(self.batches, default=0) < 0 or sum(self.batches) > MAX_BESIDE:
+            raise InputError(f"a session makes 0 to {MAX_BESIDE} batches beside another")
+
+    @property
+    def beside(self) -> bool:
+        """Return whether it is made beside the session that has the pool."""
+        return bool(self.batches)
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,7 @@ PREPARATION = Program(
     needs_pool=True,
     encoders=True,
     admit=admit,
+    beside=lambda request: request.beside,
 )
 CHAT = Program(
     "chat",

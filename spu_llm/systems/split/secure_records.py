@@ -126,4 +126,5 @@ SPLIT_PREPARATION = Program(
     check=MiddlePrepareRequest.check,
     needs_pool=True,
     admit=_admit,
+    beside=lambda request: request.beside,
 )

@@ -1,0 +1,182 @@
+"""Correlated randomness made on the machines of a cluster, for a pool on this one.
+
+Producers go in pairs, one process at each party, each pair with sessions of its own
+(`cluster.producer`). What lacks is dealt out in items of work, some for each pair, which the pairs
+take as they get done. A pair that fails, or whose machine is lost, costs the batches that it was
+making; what lacks in the end is counted and dealt out again (`api.preparation`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spu_llm.api.events import Making, Note, OnEvent
+from spu_llm.api.preparation import Made
+from spu_llm.cluster.connection import joined
+from spu_llm.cluster.producer import Ended, Producer, Way
+from spu_llm.core.errors import InputError, PeerError
+from spu_llm.core.values import CLIENT
+from spu_llm.offline import inbox
+from spu_llm.offline.inbox import Parcel
+from spu_llm.offline.peer_directories import open_directory
+from spu_llm.service.client import Server
+from spu_llm.service.supervisor import Look
+from spu_llm.systems.decoding.records import MAX_BESIDE, Ahead
+
+MEMORY_BYTES = 1 << 30  # of a producer and its worker, as Ray is told
+START_S = 60.0  # for the first machine to have room for a producer
+OTHERS_S = 5.0  # for others, from then on
+_LOOK_S = 0.2
+_ITEMS_A_PAIR = 3  # the pairs end at about the same time, and a session's start costs little
+_AHEAD = 2  # batches that wait to be fetched, of each pair
+
+
+@dataclass
+class _Pair:
+    """The client's half of a pair and the item of work that it has, as a stream of results."""
+
+    actor: Any
+    item: tuple[int, ...] = ()
+    results: Any = None
+
+
+class ClusterProducers:
+    """Pairs whose client's halves are processes of a cluster (`api.preparation.Producers`)."""
+
+    def __init__(self, ray: Any, way: Way, pairs: int | None) -> None:
+        """Take Ray, connected. `pairs`: how many; one a core of the cluster by default."""
+        self._ray, self._way = ray, way
+        self._count = int(ray.cluster_resources().get("CPU", 0)) if pairs is None else pairs
+
+    def make(
+        self,
+        request: Ahead,
+        text_format: str | None,
+        lacking: Sequence[int],
+        folder: Path,
+        on_event: OnEvent,
+        look: Look,
+    ) -> Made:
+        """As `Producers.make`; PeerError when no machine of the cluster has room for a producer,
+        or each pair failed.
+        """
+        items = deque(dealt(lacking, _ITEMS_A_PAIR * self._count))
+        pairs = self._started(min(self._count, len(items)), look)
+        batches, total, costs, errors = 0, sum(lacking), [], []
+        try:
+            on_event(Note(f"{len(pairs)} pairs of producers"))
+            while True:
+                self._deal(items, pairs, request, text_format)
+                working = [pair for pair in pairs if pair.results is not None]
+                if not working:
+                    break
+                look()
+                for pair in self._with_news(working):
+                    match self._next(pair):
+                        case Parcel() as parcel:
+                            inbox.deliver(folder, parcel, CLIENT)
+                            batches += 1
+                            on_event(Making(batches, total))
+                        case Ended(traffic=None) as ended:
+                            errors.append(ended.error)
+                            pairs.remove(pair)
+                            self._ray.kill(pair.actor)
+                            if ended.busy:
+                                items.append(pair.item)
+                            else:
+                                on_event(Note(f"a pair of producers failed: {ended.error}"))
+                        case Ended(traffic=traffic):
+                            costs.append(traffic)
+                            pair.results = None
+        finally:
+            for pair in pairs:
+                self._ray.kill(pair.actor)
+        if not batches and errors:
+            raise PeerError(f"no pair of producers made anything: {errors[-1]}")
+        return Made(batches, tuple(costs))
+
+    def _started(self, count: int, look: Look) -> list[_Pair]:
+        """Return up to `count` pairs, as many as there is room for."""
+        kind = self._ray.remote(num_cpus=1, memory=MEMORY_BYTES, max_restarts=0)(Producer)
+        actors = [kind.remote(self._way) for _ in range(count)]
+        starting = {actor.ready.remote(): actor for actor in actors}
+        pairs: list[_Pair] = []
+        until = time.monotonic() + START_S
+        while starting and time.monotonic() < until:
+            look()
+            done, _ = self._ray.wait(list(starting), timeout=_LOOK_S)
+            for ready in done:
+                actor = starting.pop(ready)
+                with suppress(self._ray.exceptions.RayError):
+                    self._ray.get(ready)
+                    pairs.append(_Pair(actor))
+                    until = min(until, time.monotonic() + OTHERS_S)
+        for actor in starting.values():
+            self._ray.kill(actor)
+        if not pairs:
+            raise PeerError(
+                f"no machine of the cluster had room for a producer within {START_S:g} s: each "
+                f"takes a core and {MEMORY_BYTES >> 20} MB"
+            )
+        return pairs
+
+    def _deal(
+        self, items: deque[tuple[int, ...]], pairs: list[_Pair], request: Ahead, digest: str | None
+    ) -> None:
+        for pair in pairs:
+            if pair.results is None and items:
+                pair.item = items.popleft()
+                asked = replace(request, batches=pair.item, room_bytes=None)
+                pair.results = pair.actor.made.options(
+                    num_returns="streaming", _generator_backpressure_num_objects=_AHEAD
+                ).remote(asked, digest)
+
+    def _with_news(self, working: list[_Pair]) -> list[_Pair]:
+        """Return the pairs that have something to give, after a short while at most."""
+        by_stream = {pair.results: pair for pair in working}
+        ready, _ = self._ray.wait(list(by_stream), num_returns=1, timeout=_LOOK_S)
+        return [by_stream[stream] for stream in ready]
+
+    def _next(self, pair: _Pair) -> Parcel | Ended:
+        """Return what a pair has to give; how it ended, where it or its machine was lost."""
+        try:
+            given: Parcel | Ended = self._ray.get(next(pair.results))
+        except (StopIteration, self._ray.exceptions.RayError) as exc:
+            words = str(exc).strip().splitlines() or ["no more comes"]
+            return Ended(error=f"its process was lost: {words[0][:200]}")
+        return given
+
+
+@contextmanager
+def on_cluster(
+    address: str, server: Server | None, pool: Path | None, pairs: int | None
+) -> Iterator[ClusterProducers]:
+    """Yield producers on the cluster at `address` for a client's pool. InputError where there are
+    none: both parties are on this machine, or no cluster answers.
+    """
+    if server is None or pool is None:
+        raise InputError("--ray takes a provider elsewhere; give --server HOST:PORT")
+    way = Way.to(server, open_directory(pool))
+    with joined(address) as ray:
+        yield ClusterProducers(ray, way, pairs)
+
+
+def dealt(lacking: Sequence[int], items: int) -> list[tuple[int, ...]]:
+    """Deal batches of each kind out into that many items of work or fewer, none of them empty or
+    more than a session makes: each has about the same part of each kind.
+    """
+    total = sum(lacking)
+    count = max(1, min(items, total), -(-total // MAX_BESIDE))
+    # Kind after kind around the table, so that no item gets all the remainders.
+    shares, start = [[0] * len(lacking) for _ in range(count)], 0
+    for kind, batches in enumerate(lacking):
+        for number in range(batches):
+            shares[(start + number) % count][kind] += 1
+        start = (start + batches) % count
+    return [tuple(share) for share in shares if any(share)]
