@@ -87,10 +87,10 @@ class Producers(Protocol):
 
 @dataclass(frozen=True)
 class Made:
-    """Batches that came of producers, and what each of their sessions cost (`traffic`)."""
+    """Batches that came of producers, and the result of each of their sessions that ended well."""
 
     batches: int
-    traffic: tuple[dict[str, Any], ...]
+    results: tuple[dict[str, Any], ...]
 
 
 def likely_steps(max_new_tokens: int, draft_length: int) -> int:
@@ -121,7 +121,7 @@ def prepare(
     """
     request.check_options()
     started = time.monotonic()
-    costs: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     while True:
         if disk_bytes is not None:
             assert provider.pool is not None
@@ -133,17 +133,20 @@ def prepare(
         )
         if result["step_lacks_bytes"] and not any(result["lacking_batches"]):
             raise _no_room(request, provider, result)
-        costs.append(result["traffic"]["offline"])
+        results.append(result)
         if producers is None or not any(result["lacking_batches"]):
             break
         assert pool is not None
         lacking, folder = result["lacking_batches"], pool / result["peer"]
         made = producers.make(request, text_format, lacking, folder, on_event, look)
-        costs += made.traffic
+        results += made.results
         if not made.batches:
             producers = None
-    traffic = {"offline": {name: sum(cost[name] for cost in costs) for name in costs[0]}}
-    seconds = time.monotonic() - started if len(costs) > 1 else result["seconds"]["offline"]
+    traffic = {"offline": _sums([one["traffic"]["offline"] for one in results])}
+    seconds = result["seconds"]["offline"]
+    if len(results) > 1:
+        seconds = time.monotonic() - started
+        _add_made(result["correlations"], results[:-1])
     return Prepared(
         steps=result["steps"],
         tokens=Tokens.of(result["steps"], request.draft_length),
@@ -168,14 +171,29 @@ def make_beside(
     text_format: str | None = None,
 ) -> dict[str, Any]:
     """Make the batches that a request asks for, for the inboxes of both parties' pools; return the
-    traffic of the session's offline phase.
+    session's result.
     """
     assert request.beside
     result, _, _ = _session(
         request, tokenizer, provider, on_event, lambda: None, program, text_format
     )
-    traffic: dict[str, Any] = result["traffic"]["offline"]
-    return traffic
+    return result
+
+
+_OF_MADE = ("made_units", "seconds", "bytes", "messages")
+
+
+def _add_made(rows: list[dict[str, Any]], results: Sequence[dict[str, Any]]) -> None:
+    """Add to rows of kinds what earlier sessions made of each, and what that cost."""
+    by_kind = {row["kind"]: row for row in rows}
+    for made in (one for result in results for one in result["correlations"]):
+        row = by_kind[made["kind"]]
+        row |= {name: row[name] + made[name] for name in _OF_MADE}
+
+
+def _sums(costs: Sequence[dict[str, int]]) -> dict[str, int]:
+    """Return the sum of records, name by name."""
+    return {name: sum(cost[name] for cost in costs) for name in costs[0]}
 
 
 def _session(

@@ -52,8 +52,8 @@ class Way:
             server.host,
             server.port,
             server.network,
-            own and own.directory.absolute(),
-            own and own.trust.absolute(),
+            None if own is None else own.directory.absolute(),
+            None if own is None else own.trust.absolute(),
             server.served_model,
             secret,
         )
@@ -68,11 +68,11 @@ class Way:
 
 @dataclass(frozen=True)
 class Ended:
-    """How an item of work ended: with what its session cost, or with an error in words; `busy`:
-    the provider has no place for one more session.
+    """How an item of work ended: with its session's result, or with an error in words; `busy`: the
+    provider has no place for one more session.
     """
 
-    traffic: dict[str, Any] | None = None
+    result: dict[str, Any] | None = None
     error: str = ""
     busy: bool = False
 

@@ -49,9 +49,13 @@ class _Pair:
 class ClusterProducers:
     """Pairs whose client's halves are processes of a cluster (`api.preparation.Producers`)."""
 
-    def __init__(self, ray: Any, way: Way, pairs: int | None) -> None:
-        """Take Ray, connected. `pairs`: how many; one a core of the cluster by default."""
-        self._ray, self._way = ray, way
+    def __init__(
+        self, ray: Any, way: Way, pairs: int | None, producer: type[Producer] = Producer
+    ) -> None:
+        """Take Ray, connected. `pairs`: how many; one a core of the cluster by default. `producer`:
+        of the client's halves.
+        """
+        self._ray, self._way, self._producer = ray, way, producer
         self._count = int(ray.cluster_resources().get("CPU", 0)) if pairs is None else pairs
 
     def make(
@@ -68,7 +72,9 @@ class ClusterProducers:
         """
         items = deque(dealt(lacking, _ITEMS_A_PAIR * self._count))
         pairs = self._started(min(self._count, len(items)), look)
-        batches, total, costs, errors = 0, sum(lacking), [], []
+        batches, total = 0, sum(lacking)
+        results: list[dict[str, Any]] = []
+        errors: list[str] = []
         try:
             on_event(Note(f"{len(pairs)} pairs of producers"))
             while True:
@@ -83,7 +89,7 @@ class ClusterProducers:
                             inbox.deliver(folder, parcel, CLIENT)
                             batches += 1
                             on_event(Making(batches, total))
-                        case Ended(traffic=None) as ended:
+                        case Ended(result=None) as ended:
                             errors.append(ended.error)
                             pairs.remove(pair)
                             self._ray.kill(pair.actor)
@@ -91,19 +97,19 @@ class ClusterProducers:
                                 items.append(pair.item)
                             else:
                                 on_event(Note(f"a pair of producers failed: {ended.error}"))
-                        case Ended(traffic=traffic):
-                            costs.append(traffic)
+                        case Ended(result=dict() as result):
+                            results.append(result)
                             pair.results = None
         finally:
             for pair in pairs:
                 self._ray.kill(pair.actor)
         if not batches and errors:
             raise PeerError(f"no pair of producers made anything: {errors[-1]}")
-        return Made(batches, tuple(costs))
+        return Made(batches, tuple(results))
 
     def _started(self, count: int, look: Look) -> list[_Pair]:
         """Return up to `count` pairs, as many as there is room for."""
-        kind = self._ray.remote(num_cpus=1, memory=MEMORY_BYTES, max_restarts=0)(Producer)
+        kind = self._ray.remote(num_cpus=1, memory=MEMORY_BYTES, max_restarts=0)(self._producer)
         actors = [kind.remote(self._way) for _ in range(count)]
         starting = {actor.ready.remote(): actor for actor in actors}
         pairs: list[_Pair] = []

@@ -112,6 +112,7 @@ def made_beside(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> 
             inbox.put(session.inbox_folder, batch.label, batch.key, batch.results)
         send("making", made=total, total=total)
     return {
+        "correlations": [{"kind": kind.name, **made_of(session, kind)} for kind in kinds],
         "seconds": session.meter.seconds,
         "traffic": {"offline": asdict(session.meter.traffic("offline"))},
         "learned": session.ledger.learned(),
@@ -226,8 +227,6 @@ def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, A
     for name, taken in sum(course, Demand()).correlations.items():
         kind = taken.correlation
         nothing = CorrelationRequest(kind, 0)
-        entries = [e for e in session.meter.entries if e.kind == "pool" and e.name == name]
-        traffic = sum((e.traffic for e in entries), Traffic())
         rows.append(
             {
                 "kind": name,
@@ -235,11 +234,20 @@ def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, A
                 "step_units": step.correlations.get(name, nothing).units,
                 "needed_units": taken.units,
                 "available_units": session.preprocessing.pool.available(kind),
-                "made_units": len(entries) * kind.chunk,
-                "seconds": round(sum(e.seconds for e in entries), 3),
-                "bytes": traffic.bytes,
-                "messages": traffic.messages,
                 "stored_bytes": session.preprocessing.pool.stored_bytes(kind),
+                **made_of(session, kind),
             }
         )
     return rows
+
+
+def made_of(session: PartySession, kind: Correlation) -> dict[str, Any]:
+    """Return how many units of a kind the session made, and what they cost."""
+    entries = [e for e in session.meter.entries if e.kind == "pool" and e.name == kind.name]
+    traffic = sum((e.traffic for e in entries), Traffic())
+    return {
+        "made_units": len(entries) * kind.chunk,
+        "seconds": round(sum(e.seconds for e in entries), 3),
+        "bytes": traffic.bytes,
+        "messages": traffic.messages,
+    }
