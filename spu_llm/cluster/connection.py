@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,12 @@ from spu_llm.net.address import host_and_port
 
 NAMESPACE = "spu-llm"
 _TLS = "RAY_USE_TLS"
+# How long Ray waits for a head that is gone before it ends the process, which then ends with no
+# word of ours: `Head` notices first.
+_PATIENCE, _PATIENCE_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "86400"
 _ANSWER_S = 5.0
+LOST_S = 5.0  # without an answer of the head
+_LOOK_S = 1.0
 
 
 @contextmanager
@@ -45,11 +51,37 @@ def joined(address: str) -> Iterator[Any]:
 def imported() -> Any:
     """Return Ray; InputError, which says how to get it, where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault(_PATIENCE, _PATIENCE_S)
     try:
         import ray
     except ImportError:
         raise InputError("--ray needs Ray: pip install 'spu-llm[cluster]'") from None
     return ray
+
+
+class Head:
+    """The head of a cluster, as this process sees whether it is there."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._at = host_and_port(address, "--ray")
+        self._answered = self._looked = time.monotonic()
+
+    def look(self) -> None:
+        """Raise PeerError when the head has not answered for `LOST_S`; to be called often."""
+        now = time.monotonic()
+        if now < self._looked + _LOOK_S:
+            return
+        self._looked = now
+        try:
+            socket.create_connection(self._at, _LOOK_S).close()
+            self._answered = now
+        except OSError:
+            if now > self._answered + LOST_S:
+                raise PeerError(
+                    f"the head of the cluster at {self._address} does not answer any more; start "
+                    "it again, and what was not done is done then"
+                ) from None
 
 
 def _check_answers(address: str) -> None:

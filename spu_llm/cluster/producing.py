@@ -18,7 +18,7 @@ from typing import Any
 
 from spu_llm.api.events import Making, Note, OnEvent
 from spu_llm.api.preparation import Made
-from spu_llm.cluster.connection import joined
+from spu_llm.cluster.connection import Head, joined
 from spu_llm.cluster.producer import Ended, Producer, Way
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.values import CLIENT
@@ -50,12 +50,18 @@ class ClusterProducers:
     """Pairs whose client's halves are processes of a cluster (`api.preparation.Producers`)."""
 
     def __init__(
-        self, ray: Any, way: Way, pairs: int | None, producer: type[Producer] = Producer
+        self,
+        ray: Any,
+        address: str,
+        way: Way,
+        pairs: int | None,
+        producer: type[Producer] = Producer,
     ) -> None:
-        """Take Ray, connected. `pairs`: how many; one a core of the cluster by default. `producer`:
-        of the client's halves.
+        """Take Ray, connected to the cluster at `address`. `pairs`: how many; one a core of the
+        cluster by default. `producer`: of the client's halves.
         """
         self._ray, self._way, self._producer = ray, way, producer
+        self._address = address
         self._count = int(ray.cluster_resources().get("CPU", 0)) if pairs is None else pairs
 
     def make(
@@ -68,10 +74,16 @@ class ClusterProducers:
         look: Look,
     ) -> Made:
         """As `Producers.make`; PeerError when no machine of the cluster has room for a producer,
-        or each pair failed.
+        each pair failed, or the cluster's head is lost.
         """
+        head = Head(self._address)
+
+        def looks() -> None:
+            head.look()
+            look()
+
         items = deque(dealt(lacking, _ITEMS_A_PAIR * self._count))
-        pairs = self._started(min(self._count, len(items)), look)
+        pairs = self._started(min(self._count, len(items)), looks)
         batches, total = 0, sum(lacking)
         results: list[dict[str, Any]] = []
         errors: list[str] = []
@@ -82,7 +94,7 @@ class ClusterProducers:
                 working = [pair for pair in pairs if pair.results is not None]
                 if not working:
                     break
-                look()
+                looks()
                 for pair in self._with_news(working):
                     match self._next(pair):
                         case Parcel() as parcel:
@@ -170,7 +182,7 @@ def on_cluster(
         raise InputError("--ray takes a provider elsewhere; give --server HOST:PORT")
     way = Way.to(server, open_directory(pool))
     with joined(address) as ray:
-        yield ClusterProducers(ray, way, pairs)
+        yield ClusterProducers(ray, address, way, pairs)
 
 
 def dealt(lacking: Sequence[int], items: int) -> list[tuple[int, ...]]:

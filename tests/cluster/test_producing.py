@@ -53,9 +53,9 @@ def nodes() -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def ray(nodes: Nodes) -> Iterator[Any]:
+def cluster(nodes: Nodes) -> Iterator[tuple[Any, str]]:
     with joined(nodes.address) as ray:
-        yield ray
+        yield ray, nodes.address
 
 
 class Stub(Producer):
@@ -130,7 +130,7 @@ class Slow(Stub):
 
 
 def make(
-    ray: Any,
+    cluster: tuple[Any, str],
     kind: type[Producer],
     folder: Path,
     lacking: Sequence[int],
@@ -141,7 +141,7 @@ def make(
     open_folder(folder)
     way = Way(str(mark), 1, "local", None, None, "", b"0" * 32)
     heard: list[Event] = []
-    producers = ClusterProducers(ray, way, pairs, kind)
+    producers = ClusterProducers(*cluster, way, pairs, kind)
     return producers.make(REQUEST, None, lacking, folder, heard.append, look), heard
 
 
@@ -149,47 +149,47 @@ def arrived(folder: Path) -> int:
     return len(list((folder / INBOX).glob("*/*")))
 
 
-def test_all_that_lacks_comes(ray: Any, tmp_path: Path) -> None:
-    made, heard = make(ray, Stub, tmp_path / "peer", (3, 0, 4))
+def test_all_that_lacks_comes(cluster: tuple[Any, str], tmp_path: Path) -> None:
+    made, heard = make(cluster, Stub, tmp_path / "peer", (3, 0, 4))
     assert made.batches == arrived(tmp_path / "peer") == 7
     assert sum(result["batches"] for result in made.results) == 7
     assert [event.made for event in heard if isinstance(event, Making)] == list(range(1, 8))
 
 
-def test_a_pair_that_dies_costs_its_batch(ray: Any, tmp_path: Path) -> None:
-    made, heard = make(ray, Dying, tmp_path / "peer", (18,), tmp_path / "mark")
+def test_a_pair_that_dies_costs_its_batch(cluster: tuple[Any, str], tmp_path: Path) -> None:
+    made, heard = make(cluster, Dying, tmp_path / "peer", (18,), tmp_path / "mark")
     assert made.batches == arrived(tmp_path / "peer")
     # Six items of three; the one that died at its second batch had given one, or was giving it.
     assert made.batches in (15, 16)
     assert "a pair of producers failed" in str(heard)
 
 
-def test_whom_the_provider_has_no_place_for_rests(ray: Any, tmp_path: Path) -> None:
-    made, heard = make(ray, Busy, tmp_path / "peer", (12,), tmp_path / "mark")
+def test_whom_the_provider_has_no_place_for_rests(cluster: tuple[Any, str], tmp_path: Path) -> None:
+    made, heard = make(cluster, Busy, tmp_path / "peer", (12,), tmp_path / "mark")
     assert made.batches == arrived(tmp_path / "peer") == 12
     assert "failed" not in str(heard)
 
 
-def test_where_nothing_comes_the_reason_is_told(ray: Any, tmp_path: Path) -> None:
+def test_where_nothing_comes_the_reason_is_told(cluster: tuple[Any, str], tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="nothing comes"):
-        make(ray, Failing, tmp_path / "peer", (4,))
+        make(cluster, Failing, tmp_path / "peer", (4,))
 
 
 def test_where_there_is_no_room_that_is_told(
-    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spu_llm.cluster.producing.START_S", 3.0)
     monkeypatch.setattr("spu_llm.cluster.producing.MEMORY_BYTES", 1 << 45)
     with pytest.raises(PeerError, match="no machine of the cluster had room"):
-        make(ray, Stub, tmp_path / "peer", (4,))
+        make(cluster, Stub, tmp_path / "peer", (4,))
 
 
-def test_fewer_pairs_than_wanted_do(ray: Any, tmp_path: Path) -> None:
-    made, _ = make(ray, Stub, tmp_path / "peer", (20,), pairs=5)
+def test_fewer_pairs_than_wanted_do(cluster: tuple[Any, str], tmp_path: Path) -> None:
+    made, _ = make(cluster, Stub, tmp_path / "peer", (20,), pairs=5)
     assert made.batches == 20
 
 
-def test_whoever_waits_can_end_it(ray: Any, tmp_path: Path) -> None:
+def test_whoever_waits_can_end_it(cluster: tuple[Any, str], tmp_path: Path) -> None:
     begun = time.monotonic()
 
     def look() -> None:
@@ -197,8 +197,23 @@ def test_whoever_waits_can_end_it(ray: Any, tmp_path: Path) -> None:
             raise WantedError("a completion wants it")
 
     with pytest.raises(WantedError):
-        make(ray, Slow, tmp_path / "peer", (1000,), look=look)
+        make(cluster, Slow, tmp_path / "peer", (1000,), look=look)
     assert time.monotonic() < begun + 20
     count = arrived(tmp_path / "peer")
     time.sleep(1)
     assert arrived(tmp_path / "peer") == count
+
+
+@pytest.mark.slow
+def test_a_head_that_is_lost_is_noticed(tmp_path: Path) -> None:
+    with cluster_of(1) as nodes, joined(nodes.address) as ray:
+        begun: list[float] = []
+
+        def look() -> None:
+            if not begun and arrived(tmp_path / "peer"):
+                nodes.lose_head()
+                begun.append(time.monotonic())
+
+        with pytest.raises(PeerError, match="does not answer any more"):
+            make((ray, nodes.address), Slow, tmp_path / "peer", (1000,), look=look, pairs=1)
+        assert time.monotonic() < begun[0] + 30

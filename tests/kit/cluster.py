@@ -30,6 +30,10 @@ class Nodes:
         """End a node as a power cut does."""
         self._cluster.remove_node(node, allow_graceful=False)
 
+    def lose_head(self) -> None:
+        """End what keeps the cluster together."""
+        self._cluster.head_node.kill_gcs_server(check_alive=False)
+
 
 @contextmanager
 def cluster_of(count: int) -> Iterator[Nodes]:

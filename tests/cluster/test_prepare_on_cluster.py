@@ -1,0 +1,120 @@
+"""`prepare --ray`: correlated randomness made on machines of a cluster serves a completion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.family import logits
+from models.hf import load_model
+from models.tokenizer import Tokenizer
+from tests.kit.cluster import Nodes, cluster_of
+from tests.kit.pair import Pair
+from tests.kit.patience import END_S, RUN_S
+from tests.kit.processes import Command, Start
+
+PROMPT, NEW = "def read(", 3
+REQUEST = ["--max-new-tokens", str(NEW), "--standard", "--temperature", "0"]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with cluster_of(2) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def port(start: Start, pair: Pair, tmp_path: Path) -> int:
+    return start(*pair.serve("--pool", str(tmp_path / "provider"))).until_listening()
+
+
+def prepare(start: Start, pair: Pair, port: int, pool: Path, nodes: Nodes, *more: str) -> Command:
+    return start(
+        "prepare",
+        *("--server", f"127.0.0.1:{port}", "--insecure", "--pool", str(pool)),
+        *("--draft-model", str(pair.public), "--prompt", PROMPT, *REQUEST),
+        *("--ray", nodes.address, "--pairs", "2", *more),
+    )
+
+
+def completed(start: Start, pair: Pair, port: int, pool: Path, file: Path) -> dict[str, Any]:
+    """Return the result of a completion that takes what was prepared."""
+    options = ["--prompt", PROMPT, "--pool", str(pool), "--json", str(file), *REQUEST]
+    client = start(*pair.generate(port, *options))
+    assert client.wait(RUN_S) == 0, client.stderr
+    result: dict[str, Any] = json.loads(file.read_text())
+    return result
+
+
+def greedy(pair: Pair) -> list[int]:
+    """Return the private model's own continuation, in plaintext."""
+    config, params = load_model(pair.private)
+    tokens = Tokenizer.load(pair.public).encode(PROMPT)
+    for _ in range(NEW):
+        tokens.append(int(np.argmax(logits(params, config, jnp.asarray(tokens))[-1])))
+    return tokens[-NEW:]
+
+
+def test_a_completion_takes_what_pairs_made(
+    start: Start, pair: Pair, port: int, nodes: Nodes, tmp_path: Path
+) -> None:
+    pool, file = tmp_path / "client", tmp_path / "made.json"
+    client = prepare(start, pair, port, pool, nodes, "--steps", str(NEW - 1), "--json", str(file))
+    assert client.wait(2 * RUN_S) == 0, client.stderr
+    assert "2 pairs of producers" in client.stderr
+    made = json.loads(file.read_text())
+    rows = made["correlations"]
+    assert made["steps"] >= NEW - 1
+    assert all(row["made_units"] == row["available_units"] for row in rows)
+    sent = sum(made["bytes"]["offline"].values())
+    assert 0.5 * sent < sum(row["bytes"] for row in rows) <= sent
+    result = completed(start, pair, port, pool, tmp_path / "text.json")
+    assert result["token_ids"] == greedy(pair)
+    # Only what every session agrees on, the products with weights, and no batch.
+    offline = sum(result["bytes"]["offline"].values())
+    assert offline < 0.2 * sent
+
+
+@pytest.mark.slow
+def test_a_lost_machine_costs_what_it_was_making(
+    start: Start, pair: Pair, port: int, tmp_path: Path
+) -> None:
+    pool, file = tmp_path / "client", tmp_path / "made.json"
+    with cluster_of(2) as nodes:
+        options = ["--steps", str(NEW - 1), "--json", str(file)]
+        client = prepare(start, pair, port, pool, nodes, *options)
+        client.until("stderr", "making correlated randomness, 1 of")
+        nodes.lose(nodes.nodes[0])
+        assert client.wait(3 * RUN_S) == 0, client.stderr
+    assert "a pair of producers failed" in client.stderr
+    assert json.loads(file.read_text())["steps"] >= NEW - 1
+    assert completed(start, pair, port, pool, tmp_path / "text.json")["token_ids"] == greedy(pair)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--ray", "127.0.0.1:1"], "nobody answers there"),
+        (["--ray", "here"], "--ray must be HOST:PORT"),
+        (["--pairs", "2"], "give --ray HOST:PORT, too"),
+        (["--ray", "127.0.0.1:1", "--pairs", "0"], "--pairs must be 1 or more"),
+    ],
+)
+def test_bad_options_get_a_line(
+    start: Start, port: int, tmp_path: Path, options: list[str], words: str
+) -> None:
+    where = ["--server", f"127.0.0.1:{port}", "--insecure", "--pool", str(tmp_path / "client")]
+    client = start("prepare", *where, "--prompt", PROMPT, *options)
+    client.assert_failed(2, words, within_s=END_S)
+
+
+def test_both_parties_here_need_no_cluster(start: Start, pair: Pair, tmp_path: Path) -> None:
+    where = ["--model", str(pair.private), "--pool", str(tmp_path / "pool")]
+    client = start("prepare", *where, "--prompt", PROMPT, "--ray", "127.0.0.1:1")
+    client.assert_failed(2, "give --server HOST:PORT", within_s=END_S)
