@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from models.chat import Message
+from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from spu_llm.api.completion import Completion, CompletionCall, complete
 from spu_llm.api.defaults import DRAFT_LENGTH
 from spu_llm.api.drafting import Drafting
 from spu_llm.api.events import OnEvent
 from spu_llm.api.marking import KeyFiles, Marking, provider_key
-from spu_llm.api.preparation import Prepared, Producers, likely_steps, prepare
+from spu_llm.api.preparation import Prepared, Producers, likely_steps, prepare, restock
 from spu_llm.api.provider import Provider, path_of
 from spu_llm.api.texts import chat_tokens, check_messages, check_texts, tokens_of_prompt
 from spu_llm.core.errors import InputError
@@ -192,16 +193,7 @@ class Client:
         end it by an error. producers: who makes it in place of a session here. `NoRoom` when one
         step does not fit.
         """
-        self.check_preparation(prompt, options, steps)
-        text = self.provider.text_format().text
-        public, tokens = tokens_of_prompt(
-            options.public_prefix, prompt if isinstance(prompt, str) else ".", text
-        )
-        drafts = self._drafting(options, text.tokenizer).length
-        if steps is None:
-            steps = likely_steps(options.max_new_tokens, drafts)
-        length = len(tokens) if isinstance(prompt, str) else prompt
-        request = _to_come(options.request(length, public, drafts), steps)
+        request, text = self._to_prepare(prompt, options, steps)
         with self._with_key(options) as provider:
             return prepare(
                 request,
@@ -213,6 +205,42 @@ class Client:
                 text_format=text.digest,
                 producers=producers,
             )
+
+    def restock(
+        self,
+        prepared: Prepared,
+        prompt: str | int,
+        options: CompletionOptions,
+        producers: Producers,
+        on_event: OnEvent = lambda event: None,
+        *,
+        steps: int | None = None,
+        look: Look = lambda: None,
+    ) -> int:
+        """Have producers make what the pool no longer has of what was `prepared` with the same
+        arguments, while sessions may use it; return how many batches came.
+        """
+        request, text = self._to_prepare(prompt, options, steps)
+        assert self.provider.pool is not None
+        folder = self.provider.pool / prepared.config["peer"]
+        return restock(
+            prepared, request, folder, producers, on_event, look, text_format=text.digest
+        )
+
+    def _to_prepare(
+        self, prompt: str | int, options: CompletionOptions, steps: int | None
+    ) -> tuple[PrepareRequest, TextFormat]:
+        """Return what a session is asked to prepare, and how the provider's text is written."""
+        self.check_preparation(prompt, options, steps)
+        text = self.provider.text_format().text
+        public, tokens = tokens_of_prompt(
+            options.public_prefix, prompt if isinstance(prompt, str) else ".", text
+        )
+        drafts = self._drafting(options, text.tokenizer).length
+        if steps is None:
+            steps = likely_steps(options.max_new_tokens, drafts)
+        length = len(tokens) if isinstance(prompt, str) else prompt
+        return _to_come(options.request(length, public, drafts), steps), text
 
     def check_preparation(
         self, prompt: str | int, options: CompletionOptions, steps: int | None

@@ -18,7 +18,7 @@ from spu_llm.core.units import mb
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
-from spu_llm.offline.stock import stored_bytes
+from spu_llm.offline.stock import kinds_in, stored_bytes
 from spu_llm.service.client import run_as_client
 from spu_llm.service.supervisor import Look
 from spu_llm.systems.decoding.records import PREPARATION, Ahead
@@ -159,6 +159,29 @@ def prepare(
         learned=result["learned"],
         config={"pool": str(pool), "peer": result["peer"], **agreed},
     )
+
+
+def restock(
+    prepared: Prepared,
+    request: Ahead,
+    folder: Path,
+    producers: Producers,
+    on_event: OnEvent = lambda event: None,
+    look: Look = lambda: None,
+    *,
+    text_format: str | None = None,
+) -> int:
+    """Have producers make what the client's `folder` no longer has of what was `prepared` for a
+    request, while sessions may use it; return how many batches came.
+    """
+    left = {kind.name: kind.units for kind in kinds_in(folder)}
+    lacking = [
+        -(-max(0, row["needed_units"] - left.get(row["kind"], 0)) // row["batch_units"])
+        for row in prepared.correlations
+    ]
+    if not any(lacking):
+        return 0
+    return producers.make(request, text_format, lacking, folder, on_event, look).batches
 
 
 def make_beside(

@@ -25,17 +25,21 @@ LOOK_S = 5.0  # between two looks at the directory
 AWAY_MOST_S = 60.0  # between two attempts while the provider is away
 
 Make = Callable[[Look], dict[str, Any]]
+Restock = Callable[[], int]
 
 
-def watch(directory: Path, make: Make, say: Callable[[str], None]) -> None:
+def watch(
+    directory: Path, make: Make, say: Callable[[str], None], restock: Restock | None = None
+) -> None:
     """Keep correlated randomness in a client's pool directory until Ctrl-C or SIGTERM; `make` is
-    `Client.prepare`, which is told what may end it.
+    `Client.prepare`, which is told what may end it. `restock`: `Client.restock`, where there are
+    producers.
 
     What is being made then is lost, as when any session is interrupted; what is made stays.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
-        keep(directory, make, say)
+        keep(directory, make, say, restock=restock)
     say("ended; what was made stays")
 
 
@@ -44,26 +48,39 @@ def keep(
     make: Make,
     say: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
+    restock: Restock | None = None,
 ) -> NoReturn:
     """Make correlated randomness, and more when the client's half no longer has what `make` was
     asked for.
 
-    A directory in use is left alone. When the provider cannot be reached, that is said once and
-    tried again. NoRoom only at first: later on, batches that are half used may fill the disk.
+    A directory in use is left alone, but by `restock`, which makes more after the first time. When
+    the provider cannot be reached, that is said once and tried again. NoRoom only at first: later
+    on, batches that are half used may fill the disk.
     """
     made: dict[str, Any] | None = None
     left: dict[str, int] = {}  # after the last attempt
     away_s = 0.0
+
+    def attempt() -> str:
+        """Make what lacks; return the line that says so."""
+        nonlocal made
+        if made is not None and restock is not None:
+            return f"{restock()} batches made beside whatever uses the stock"
+        with priority_lock.in_background(directory) as look:
+            made = make(look)
+        return made_line(made)
+
     while True:
         pause_s = LOOK_S
-        if not _is_used(directory) and (made is None or _is_short(made, left)):
+        beside = made is not None and restock is not None
+        if (beside or not _is_used(directory)) and (made is None or _is_short(made, left)):
             try:
                 if made is not None and not away_s:
                     say("the stock no longer lasts for all steps: making more")
-                with priority_lock.in_background(directory) as look:
-                    made = make(look)
+                line = attempt()
+                assert made is not None
                 left, away_s = _units_left(made), 0.0
-                say(made_line(made))
+                say(line)
             except NoRoom as exc:
                 if made is None:
                     raise

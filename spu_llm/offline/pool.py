@@ -32,7 +32,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -112,31 +112,16 @@ class Pool:
         self.room = room
         self._directory = PoolDirectory(directory, rank) if directory is not None else None
         self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
-        self._waiting = self._in_inbox()
-
-    def _in_inbox(self) -> list[_Batch]:
-        """Return what lies in the inbox, as far as two sessions can compare it."""
-        if self._directory is None:
-            return []
-        known = {batch.label.id for batch in self._found}
+        self._waiting: list[_Batch] = []
         try:
-            kept = inbox.waiting(self._directory.path, self.rank, known)
-            places = max(0, MAX_BATCHES - len(known))
-            return [_Batch(*one) for one in islice(kept, places)]
+            self._waiting = self._in_inbox()
         except BaseException:
-            self._directory.close()
+            self.close()
             raise
 
     def inventory(self) -> bytes:
         """Return for the peer how far the batches that were on disk at the start are used."""
-        listed = [*self._found, *self._waiting]
-        data = json.dumps({batch.label.id: batch.used for batch in listed}).encode()
-        if len(data) > INVENTORY_BYTES:
-            raise PoolError(
-                f"the pool holds {len(self._found)} batches, more than can be compared; "
-                "remove some of them"
-            )
-        return data
+        return _listed([*self._found, *self._waiting])
 
     def resume(self, inventory: bytes) -> None:
         """Keep what the peer's `inventory` has, too; burn what either party may have used. What is
@@ -145,24 +130,43 @@ class Pool:
         WireError, with nothing changed, when it is no inventory of this pool's batches.
         """
         used = _read_inventory(inventory)
-        for batch in (*self._found, *self._waiting):
-            if used.get(batch.label.id, 0) > batch.label.units:
-                raise WireError(
-                    f"the peer's inventory has unit {used[batch.label.id]} of a batch of "
-                    f"{batch.label.units}"
-                )
-        kept = [*self._found, *self._taken_in(used)]
+        _check_used(used, [*self._found, *self._waiting])
+        self._serve([*self._found, *self._taken_in(used)], used)
+        self._found = []
+
+    def arrived(self) -> bytes:
+        """Return for the peer what lies in the inbox, also since the start."""
+        self._waiting = self._in_inbox()
+        return _listed(self._waiting)
+
+    def take_in(self, inventory: bytes) -> None:
+        """Take in what the peer's inventory of its own inbox has, too; WireError as of `resume`."""
+        used = _read_inventory(inventory)
+        _check_used(used, self._waiting)
+        self._serve(self._taken_in(used), used)
+
+    def _serve(self, batches: Iterable[_Batch], used: Mapping[str, int]) -> None:
+        """Let batches serve from the unit on that neither party has used."""
         # The ids are all that both parties know of the order.
-        for batch in sorted(kept, key=lambda b: b.label.id):
+        for batch in sorted(batches, key=lambda b: b.label.id):
             # A batch that the peer lacks has been used up there, or was never whole.
             batch.burn(used.get(batch.label.id, batch.label.units))
             if batch.left:
                 self._batches.setdefault(batch.label.name, []).append(batch)
-        self._found, self._waiting = [], []
+
+    def _in_inbox(self) -> list[_Batch]:
+        """Return what lies in the inbox, as far as two sessions can compare it."""
+        if self._directory is None:
+            return []
+        own = [*self._found, *(one for some in self._batches.values() for one in some)]
+        known = {batch.label.id for batch in own}
+        kept = inbox.waiting(self._directory.path, self.rank, known)
+        return [_Batch(*one) for one in islice(kept, max(0, MAX_BATCHES - len(known)))]
 
     def _taken_in(self, used: Mapping[str, int]) -> Iterator[_Batch]:
         """Take in what lies in the inbox and the peer's inventory `used` has, too."""
-        for batch in self._waiting:
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
             assert self._directory is not None and isinstance(batch.store, Files)
             if batch.label.id in used:
                 batch.store = inbox.take_in(batch.store, self._directory.path)
@@ -444,6 +448,26 @@ class _Batch:
         arrays = split(parts, rest[len(rest) - left :])
         masks = len(correlation.masks)
         return Correlations(arrays[:masks], arrays[masks:])
+
+
+def _listed(batches: Sequence[_Batch]) -> bytes:
+    """Return an inventory of batches; PoolError where it would be refused."""
+    data = json.dumps({batch.label.id: batch.used for batch in batches}).encode()
+    if len(data) > INVENTORY_BYTES:
+        raise PoolError(
+            f"the pool holds {len(batches)} batches, more than can be compared; remove some of them"
+        )
+    return data
+
+
+def _check_used(used: Mapping[str, int], batches: Iterable[_Batch]) -> None:
+    """Raise WireError where the peer's inventory has more units used than a batch has."""
+    for batch in batches:
+        if used.get(batch.label.id, 0) > batch.label.units:
+            raise WireError(
+                f"the peer's inventory has unit {used[batch.label.id]} of a batch of "
+                f"{batch.label.units}"
+            )
 
 
 def _batch_id(session: bytes, name: str, number: int) -> str:

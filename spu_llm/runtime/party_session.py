@@ -258,11 +258,13 @@ class PartySession:
     def make(self, demand: Demand) -> None:
         """Make what is lacking of `demand`, in phase "offline"."""
         with self.meter.in_phase("offline"):
+            self._take_in(demand)
             self.preprocessing.make(demand)
 
     def make_batches(self, demand: Demand, most: int) -> None:
         """Make up to `most` batches of what is lacking of `demand`, while nobody waits for it."""
         with self.meter.beside("offline"):
+            self._take_in(demand)
             self.preprocessing.make_batches(demand, most)
 
     @contextmanager
@@ -300,8 +302,9 @@ class PartySession:
             course(dry)
             now, *later = dry.taken()
             if later and not any(isinstance(s, Run) and not s.local for s in now.plan.steps):
-                demands = [call.demand for call in (now, *later)]
-                self.preprocessing.start(sum(demands, Demand()))
+                demand = sum([call.demand for call in (now, *later)], Demand())
+                self._take_in(demand)
+                self.preprocessing.start(demand)
 
     def stop_prefetching(self) -> None:
         """End what is made in the background after the batches that either party has begun: a
@@ -374,6 +377,18 @@ class PartySession:
                 self.ledger.declare(learner, "which sessions had the other one's pool directory")
         traffic = self._channel.traffic.since(since)
         self.meter.record("control", "agree on pool", "", 0.0, traffic)
+
+    def _take_in(self, demand: Demand) -> None:
+        """Take in what others have made for the pool on disk since it was opened, at the same time
+        as the peer, where `demand` asks for more than there is.
+        """
+        self.preprocessing.settle()
+        if self.pool_folder is None or not self.preprocessing.lacking(demand.unbound):
+            return
+        before, pool = self._channel.traffic, self.preprocessing.pool
+        self._channel.send(pool.arrived())
+        pool.take_in(self._channel.recv())
+        self.meter.record("control", "take in", "", 0.0, self._channel.traffic.since(before))
 
     def _agree(self, name: str, plan: Plan) -> None:
         """Check that both parties run the same plan and executables; else neither sends a share."""

@@ -224,3 +224,18 @@ def test_odd_parcels_leave_nothing(
     with pytest.raises(PoolError):
         inbox.deliver(own, Parcel(kind, id, files), CLIENT)
     assert not [path for path in home.rglob("*") if path.is_file()]
+
+
+def test_what_comes_in_the_midst_is_taken_in(parties: Parties) -> None:
+    parties.take(TRIPLE, 3)
+    put(parties, *RANKS)
+    put(parties, CLIENT, session=b"half")
+    arrived = [pool.arrived() for pool in parties.pools]
+    for rank in RANKS:
+        parties.pools[rank].take_in(arrived[1 - rank])
+    assert parties.available(TRIPLE) == 2 * UNITS - 3
+    assert [len(waiting(parties, rank)) for rank in RANKS] == [1, 0]
+    parties.take(TRIPLE, 2 * UNITS - 3)
+    again(parties)
+    assert parties.available(TRIPLE) == 0
+    parties.end()

@@ -30,7 +30,7 @@ from spu_llm.app.printing import show, show_table
 from spu_llm.core.printable import one_line
 
 if TYPE_CHECKING:
-    from spu_llm.api.preparation import Producers
+    from spu_llm.api.preparation import Prepared, Producers
     from spu_llm.api.provider import Provider
 
 
@@ -87,6 +87,7 @@ def _prepare(options: argparse.Namespace) -> None:
     """
     from spu_llm.api.client import Client
     from spu_llm.app import keeping
+    from spu_llm.app.screen import Stages
     from spu_llm.app.stock_tables import prepared_table
     from spu_llm.service.supervisor import Look
 
@@ -99,29 +100,41 @@ def _prepare(options: argparse.Namespace) -> None:
     client.check_preparation(prompt, asked, options.steps)
     check_pairs(options)
 
-    def make(look: Look) -> dict[str, Any]:
-        from spu_llm.app.screen import Stages
+    result: list[Prepared] = []  # of the first time, with `--watch`
 
+    def make(look: Look) -> dict[str, Any]:
         # Who watches for days wants a line for what happens, not for how far it is.
         with (
             closing(Stages(lines=not options.watch)) as screen,
             _producers(options, client.provider) as producers,
         ):
-            result = client.prepare(
-                prompt,
-                asked,
-                screen.on_event,
-                steps=options.steps,
-                disk_bytes=disk_bytes,
-                look=look,
-                producers=producers,
-            ).to_json()
-        write_json(options.json, result)
-        return result
+            result[:] = [
+                client.prepare(
+                    prompt,
+                    asked,
+                    screen.on_event,
+                    steps=options.steps,
+                    disk_bytes=disk_bytes,
+                    look=look,
+                    producers=producers,
+                )
+            ]
+        made = result[0].to_json()
+        write_json(options.json, made)
+        return made
+
+    def restock() -> int:
+        with _producers(options, client.provider) as producers:
+            assert producers is not None
+            return client.restock(result[0], prompt, asked, producers, steps=options.steps)
 
     if options.watch:
         assert client.provider.client_pool is not None
-        keeping.watch(client.provider.client_pool, make, lambda line: show(_timed(line)))
+        # A session counts what the disk has room for.
+        by_producers = restock if options.ray is not None and disk_bytes is None else None
+        keeping.watch(
+            client.provider.client_pool, make, lambda line: show(_timed(line)), by_producers
+        )
     else:
         show_table(prepared_table(make(lambda: None)))
 

@@ -233,6 +233,7 @@ def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, A
                 "prefill_units": prefill.correlations.get(name, nothing).units,
                 "step_units": step.correlations.get(name, nothing).units,
                 "needed_units": taken.units,
+                "batch_units": kind.chunk,
                 "available_units": session.preprocessing.pool.available(kind),
                 "stored_bytes": session.preprocessing.pool.stored_bytes(kind),
                 **made_of(session, kind),
