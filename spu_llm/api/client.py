@@ -242,6 +242,19 @@ class Client:
         length = len(tokens) if isinstance(prompt, str) else prompt
         return _to_come(options.request(length, public, drafts), steps), text
 
+    def chat_to_prepare(
+        self, turn_tokens: int, options: CompletionOptions
+    ) -> tuple[PrepareRequest, TextFormat]:
+        """Return what a session is asked to prepare for chats, and how the provider's text is
+        written: a turn of so many tokens, and an answer as `options` have it, take almost all that
+        a completion does. InputError for a model that has no chats.
+        """
+        text = self.provider.text_format()
+        prefix, _ = chat_tokens(text, [Message("user", ".")])
+        drafts = self._drafting(options, text.text.tokenizer).length
+        steps = likely_steps(options.max_new_tokens, drafts)
+        return _to_come(options.request(turn_tokens, prefix, drafts), steps), text.text
+
     def check_preparation(
         self, prompt: str | int, options: CompletionOptions, steps: int | None
     ) -> None:

@@ -142,11 +142,49 @@ def prepare(
         results += made.results
         if not made.batches:
             producers = None
-    traffic = {"offline": _sums([one["traffic"]["offline"] for one in results])}
     seconds = result["seconds"]["offline"]
     if len(results) > 1:
         seconds = time.monotonic() - started
         _add_made(result["correlations"], results[:-1])
+    traffic = _sums([one["traffic"]["offline"] for one in results])
+    return _prepared(request, provider, result, agreed, pool, seconds, traffic)
+
+
+def count(
+    request: Ahead,
+    tokenizer: Tokenizer,
+    provider: Provider,
+    on_event: OnEvent = lambda event: None,
+    *,
+    text_format: str | None = None,
+) -> Prepared:
+    """Find out what a completion takes and how far what is there goes; nothing is made but hints.
+    Arguments as of `prepare`.
+    """
+    request.check_options()
+    result, agreed, pool = _session(
+        replace(request, counts=True),
+        tokenizer,
+        provider,
+        on_event,
+        lambda: None,
+        PREPARATION,
+        text_format,
+    )
+    seconds, traffic = result["seconds"]["offline"], result["traffic"]["offline"]
+    return _prepared(request, provider, result, agreed, pool, seconds, traffic)
+
+
+def _prepared(
+    request: Ahead,
+    provider: Provider,
+    result: dict[str, Any],
+    agreed: Manifest,
+    pool: Path | None,
+    seconds: float,
+    traffic: dict[str, int],
+) -> Prepared:
+    cost = {"offline": traffic}
     return Prepared(
         steps=result["steps"],
         tokens=Tokens.of(result["steps"], request.draft_length),
@@ -154,8 +192,8 @@ def prepare(
         lacking_bytes=provider.halves * result["lacking_bytes"],
         room_bytes=result["room_bytes"],
         seconds={"offline": round(seconds, 3)},
-        bytes=payload(traffic, _PHASES),
-        messages=messages(traffic, _PHASES),
+        bytes=payload(cost, _PHASES),
+        messages=messages(cost, _PHASES),
         learned=result["learned"],
         config={"pool": str(pool), "peer": result["peer"], **agreed},
     )

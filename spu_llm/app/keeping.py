@@ -49,15 +49,15 @@ def keep(
     say: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
     restock: Restock | None = None,
+    made: dict[str, Any] | None = None,
 ) -> NoReturn:
     """Make correlated randomness, and more when the client's half no longer has what `make` was
     asked for.
 
     A directory in use is left alone, but by `restock`, which makes more after the first time. When
     the provider cannot be reached, that is said once and tried again. NoRoom only at first: later
-    on, batches that are half used may fill the disk.
+    on, batches that are half used may fill the disk. `made`: what `make` has given already.
     """
-    made: dict[str, Any] | None = None
     left: dict[str, int] = {}  # after the last attempt
     away_s = 0.0
 

@@ -18,10 +18,13 @@ from spu_llm.app.options import (
     add_hint_cache,
     add_identity_options,
     add_jobs,
+    add_pairs,
     add_ranges,
+    add_ray,
     add_served_model,
     add_session_options,
     address,
+    check_pairs,
     provider_of,
 )
 from spu_llm.app.printing import show
@@ -30,7 +33,7 @@ from spu_llm.core.settings import OWN
 from spu_llm.core.text_files import read_text
 
 if TYPE_CHECKING:
-    from spu_llm.api.client import Client
+    from spu_llm.api.client import Client, CompletionOptions
     from spu_llm.api.conversation import Ahead
 
 LISTEN = "127.0.0.1:8000"
@@ -108,6 +111,8 @@ def add_command(commands: Any) -> None:
     add_jobs(gateway)
     add_hint_cache(gateway)
     add_folder(gateway, "--pool", "keep what is made ahead of time, if the provider does")
+    add_ray(gateway, "whose machines fill --pool, in pairs with the provider's sessions")
+    add_pairs(gateway)
     add_identity_options(gateway)
     gateway.set_defaults(run=_run)
 
@@ -140,6 +145,7 @@ def _run(options: argparse.Namespace) -> None:
     if not 0 <= keep <= _MOST_AT_ONCE:
         raise InputError(f"--keep must be 0 to {_MOST_AT_ONCE}, found {keep}")
     drafting.check(options)
+    check_pairs(options)
     clients = _clients(options)
     asked = CompletionOptions(
         draft_length=options.draft_length, draft_model=options.draft_model, drafts=options.drafts
@@ -147,7 +153,10 @@ def _run(options: argparse.Namespace) -> None:
     # Says early where the provider cannot be asked.
     texts = {name: client.provider.text_format().text for name, client in clients.items()}
     chats = [name for name, text in texts.items() if text.template is not None]
-    requests = Requests(clients, options.at_once, keep, _ahead(options) if chats else None)
+    ahead = _ahead(options) if chats else None
+    if options.ray is not None:
+        _begin_stocking(options, clients, asked, ahead)
+    requests = Requests(clients, options.at_once, keep, ahead)
     hosts = LOOPBACK | {host, _bracketed(host)} if here else None
     first = Kind([*chats, *clients][0], replace(asked, max_new_tokens=CONVERSATION_TOKENS))
     gateway = Gateway(requests, asked, first, token, hosts)
@@ -172,6 +181,21 @@ def _run(options: argparse.Namespace) -> None:
             server.run(sockets=[listener])
         finally:
             requests.abandon()  # where a second Ctrl-C left sessions open
+
+
+def _begin_stocking(
+    options: argparse.Namespace,
+    clients: dict[str, Client],
+    asked: CompletionOptions,
+    ahead: Ahead | None,
+) -> None:
+    """Have a cluster fill the stock that chats take from."""
+    from spu_llm.app import stocking
+
+    client = next(iter(clients.values()))
+    stocking.check(client.provider.server, options.pool, len(clients), ahead)
+    assert ahead is not None
+    stocking.begin(client, asked, ahead, options.ray, options.pairs, show)
 
 
 def _clients(options: argparse.Namespace) -> dict[str, Client]:
