@@ -12,6 +12,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from spu_llm.service.supervisor import Worker, kept_folders
 from spu_llm.service.task import Task
 
 FRONT_DOOR_S = 30.0  # for the front door to connect
+KILLED_S = 10.0  # for Ray to end this process, as the front door asks it to
 LAST_S = 30.0  # for it to take what a worker has sent that has ended
 USAGE_S = 0.5  # between reports of what the worker uses, which are signs of life
 EVENT, USAGE, OPENED, ENDED = "event", "usage", "opened", "ended"  # words to the front door
@@ -80,6 +82,7 @@ def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception])
     finally:
         worker.stop()
         landing.close()
+        time.sleep(KILLED_S)
         os._exit(0)
 
 
