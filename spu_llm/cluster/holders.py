@@ -10,6 +10,7 @@ from typing import Any
 
 from models.resident import digest
 from spu_llm.cluster.actors import Actors
+from spu_llm.cluster.shared_hints import SharedHints
 from spu_llm.cluster.weights import HeldWeights, ServedWeights
 from spu_llm.core.errors import InputError, WorkerError
 from spu_llm.service.provider import ServeOptions
@@ -38,6 +39,7 @@ class Holders:
     def __init__(self, actors: Actors, options: ServeOptions) -> None:
         self._actors, self._options = actors, options
         self._served: dict[int, ServedWeights] = {}
+        self._hints: dict[int, SharedHints] = {}
         self._lock = threading.Lock()
         self._known: dict[tuple[str, int], _Known] = {}
         self._full: dict[tuple[str, int], float] = {}  # when it is asked again
@@ -47,6 +49,7 @@ class Holders:
         InputError where one has other models, or none has room.
         """
         self._served = {model.weights: self._weights(model) for model in models.all}
+        self._hints = {model.weights: SharedHints.of(model.hints) for model in models.all}
         machines = self._actors.machines()
         for node in machines:
             for model in self._served:
@@ -63,6 +66,10 @@ class Holders:
                 "one, or leave --ray out"
             )
         return sorted(ready)
+
+    def hints(self, model: int) -> SharedHints:
+        """Return the hints of a model, on all machines."""
+        return self._hints[model]
 
     def without_room(self, model: int) -> list[str]:
         """Return the nodes that lately had no memory for a model."""

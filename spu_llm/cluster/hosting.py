@@ -20,8 +20,9 @@ from typing import Any
 
 from spu_llm.cluster.bridge import Endpoint, Landing
 from spu_llm.cluster.framed import Framed
+from spu_llm.cluster.shared_hints import folder_here, keep_key
 from spu_llm.cluster.weights import HeldWeights, opened
-from spu_llm.core.errors import PeerError, SpuLlmError, WorkerError
+from spu_llm.core.errors import PeerError, PoolError, SpuLlmError, WorkerError
 from spu_llm.net.frames import StreamType
 from spu_llm.net.identity import OneTime
 from spu_llm.service.supervisor import Worker, kept_folders
@@ -37,12 +38,13 @@ TASK, TELL = "task", "tell"  # words from it
 
 @dataclass(frozen=True)
 class Hosted:
-    """What a machine is told of a session: `program`: the place of its record; `held`: the weights;
-    `front_door`: the certificate that it shows.
+    """What a machine is told of a session. `program`: the place of its record; `held`: the weights;
+    `hints`: the folder of their hints (`SharedHints`); `front_door`: the certificate that it shows.
     """
 
     program: str
     held: HeldWeights
+    hints: str
     front_door: str
 
 
@@ -66,7 +68,8 @@ def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception])
     """Run a session's worker to its end, then end this process, which has no other purpose."""
     try:
         weights = opened(hosted.held)
-        worker = Worker(hosted.program, [weights], writes=kept_folders(hosted.held.hints, None))
+        hints = folder_here(hosted.hints)
+        worker = Worker(hosted.program, [weights], writes=kept_folders(hints, None))
         landing = Landing(host, OneTime.made(), hosted.front_door)
     except (SpuLlmError, OSError) as exc:
         ours = isinstance(exc, SpuLlmError)
@@ -75,7 +78,7 @@ def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception])
     started.put(landing.endpoint)
     try:
         framed = landing.words.get(timeout=FRONT_DOOR_S)
-        _pass_words(framed, landing, worker, hosted, weights)
+        _pass_words(framed, landing, worker, hints, weights)
         framed.close()
     except (queue.Empty, PeerError):
         pass
@@ -87,7 +90,7 @@ def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception])
 
 
 def _pass_words(
-    framed: Framed, landing: Landing, worker: Worker, hosted: Hosted, weights: int
+    framed: Framed, landing: Landing, worker: Worker, hints: Path, weights: int
 ) -> None:
     """Pass words both ways until the worker or the connection has ended."""
 
@@ -99,10 +102,12 @@ def _pass_words(
     def listen() -> None:
         try:
             while True:
-                kind, said = framed.hear()
+                kind, said, *key = framed.hear()
                 with contextlib.suppress(WorkerError):  # it has died, which `next_event` says
                     if kind == TASK:
-                        worker.submit(_here(Task(**said), hosted.held.hints, weights))
+                        with contextlib.suppress(PoolError):  # the worker says so
+                            keep_key(hints, bytes.fromhex(key[0]))
+                        worker.submit(_here(Task(**said), hints, weights))
                     else:
                         worker.tell(**said)
         except PeerError:

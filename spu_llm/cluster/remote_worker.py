@@ -21,13 +21,17 @@ class RemoteWorker:
     connection ends without a last word, counts as lost: the worker has ended then.
     """
 
-    def __init__(self, machine: str, dialer: Dialer, release: Callable[[], None]) -> None:
-        """Connect to a worker that was started. machine: as errors name it. release: gives up the
-        machine's resources. WorkerError when the machine cannot be reached.
+    def __init__(
+        self, machine: str, dialer: Dialer, hints_key: bytes, release: Callable[[], None]
+    ) -> None:
+        """Connect to a worker that was started. machine: as errors name it. hints_key: of the
+        model's hints. release: gives up the machine's resources. WorkerError when the machine
+        cannot be reached.
         """
         self.apart = True  # what the front door reaches it by is its own
         self.killed = False
         self.machine, self._dialer, self._release = machine, dialer, release
+        self._hints_key = hints_key
         try:
             self._framed = dialer.dial(WORDS)
         except PeerError as exc:
@@ -53,7 +57,7 @@ class RemoteWorker:
 
     def submit(self, task: Task) -> None:
         """See `Worker.submit`."""
-        self._say(TASK, asdict(task))
+        self._say(TASK, asdict(task), self._hints_key.hex())
 
     def tell(self, **said: Any) -> None:
         """See `Worker.tell`."""

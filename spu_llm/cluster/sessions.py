@@ -27,6 +27,7 @@ from spu_llm.cluster.connection import joined
 from spu_llm.cluster.holders import Holders
 from spu_llm.cluster.hosting import Hosted
 from spu_llm.cluster.remote_worker import RemoteWorker
+from spu_llm.cluster.shared_hints import SharedHints
 from spu_llm.cluster.weights import HeldWeights
 from spu_llm.core.errors import BusyError, WorkerError
 from spu_llm.net.identity import OneTime
@@ -137,7 +138,7 @@ class _Placing:
             try:
                 node, machine = self._place_of(host, until)
                 if (held := self._holders.held(node, machine, model)) is not None:
-                    return self._started(host, machine, held)
+                    return self._started(host, machine, held, self._holders.hints(model))
             except BaseException:
                 self._actors.kill(host)
                 raise
@@ -152,11 +153,16 @@ class _Placing:
                 return node, machine
         raise BusyError("no machine of the provider has room for a session; try again later")
 
-    def _started(self, host: Any, machine: str, held: HeldWeights) -> RemoteWorker:
+    def _started(
+        self, host: Any, machine: str, held: HeldWeights, hints: SharedHints
+    ) -> RemoteWorker:
         own = OneTime.made()
-        hosted = Hosted(programs.place_of(self._task.program), held, own.certificate)
+        program = programs.place_of(self._task.program)
+        hosted = Hosted(program, held, hints.folder, own.certificate)
         try:
             endpoint = self._actors.answer(host.start.remote(hosted, machine), START_S)
         except TimeoutError:
             raise WorkerError(f"machine {machine} started no worker in {START_S:g} s") from None
-        return RemoteWorker(machine, Dialer(own, endpoint), lambda: self._actors.kill(host))
+        return RemoteWorker(
+            machine, Dialer(own, endpoint), hints.key, lambda: self._actors.kill(host)
+        )

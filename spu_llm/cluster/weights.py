@@ -38,13 +38,12 @@ class ServedWeights:
 @dataclass(frozen=True)
 class HeldWeights:
     """Weights in the memory of one machine: descriptor `descriptor` of process `pid` there, of
-    `nbytes` bytes. `hints`: the folder of their hints on that machine.
+    `nbytes` bytes.
     """
 
     pid: int
     descriptor: int
     nbytes: int
-    hints: Path
 
 
 class Holder:
@@ -57,8 +56,6 @@ class Holder:
         from models.hf import load_model
         from models.resident import digest
         from spu_llm.core.jax_settings import settle
-        from spu_llm.offline.silent.store import default_directory
-        from spu_llm.service.served_models import hints_folder
 
         settle()
         if not served.directory.is_dir():
@@ -71,8 +68,7 @@ class Holder:
                 f"{served.directory} holds other weights than at the front door; copy the model "
                 "there"
             )
-        hints = hints_folder(default_directory("provider"), config, weights)
-        return HeldWeights(os.getpid(), weights, os.fstat(weights).st_size, hints)
+        return HeldWeights(os.getpid(), weights, os.fstat(weights).st_size)
 
 
 def opened(held: HeldWeights) -> int:

@@ -124,7 +124,7 @@ def _served(
     weights = options.system.place(params, config)
     held.callback(os.close, weights)
     del params  # all workers use the weights in one place
-    hints = hints_folder(root, config, weights)
+    hints = version_folder(root, f"{config.asdict()} {digest(weights)}")
     text = _text_format(directory, options)
     tokenizer = None if text is None else text.tokenizer
     before, own_text = _own_text(directory, options, tokenizer, config)
@@ -138,13 +138,6 @@ def _served(
         backend=options.backend,
     )
     return ServedModel(name, directory, weights, hints, stated, text, own_text)
-
-
-def hints_folder(root: Path, config: ModelConfig, weights: int) -> Path:
-    """Return the folder in `root` of the hints of a model's folded weights. weights: their
-    descriptor.
-    """
-    return version_folder(root, f"{config.asdict()} {digest(weights)}")
 
 
 def _text_format(directory: Path, options: Options) -> TextFormat | None:

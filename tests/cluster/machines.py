@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,10 +37,20 @@ class Machines:
         self.nodes.append(self.cluster.add_node(**({"num_cpus": 1} | _OBJECTS | resources)))
         return self.nodes[-1]
 
+    def add_with_cache(self, cache: Path) -> Any:
+        """Add a machine that keeps what it has made in a directory of its own."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(cache))
+            return self.add()
+
     def lose(self, node: Any) -> None:
         """Kill a machine's processes without a word."""
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
+
+    def lose_head(self) -> None:
+        """Kill the process that keeps the cluster together."""
+        self.cluster.head_node.kill_gcs_server(check_alive=False)
 
     def processes(self) -> list[Process]:
         """Return all processes of the cluster, and all that they have started."""

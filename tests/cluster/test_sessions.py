@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 import urllib.request
 from pathlib import Path
 
@@ -74,6 +75,29 @@ def test_the_text_is_that_of_one_machine(start: Start, pair: Pair, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_a_client_has_hints_for_all_machines(start: Start, pair: Pair, tmp_path: Path) -> None:
+    asked = ["--temperature", "0", "--max-new-tokens", "2", "--prompt", "kanarie vogel"]
+    with machines(0) as of:
+        of.add_with_cache(tmp_path / "one")
+        server, port = serving(start, pair, of)
+        for machine in ("one", "other"):
+            client = start(*pair.generate(port, *asked), XDG_CACHE_HOME=str(tmp_path / "client"))
+            assert client.wait(RUN_S) == 0, client.stderr
+            kept = sorted(path.name for path in (tmp_path / machine).rglob("*.hint"))
+            assert kept, machine
+            fetched = sorted(path.name for path in (tmp_path / "client").rglob("*.hint"))
+            assert len(fetched) == len(kept)
+            if machine == "one":
+                first = fetched
+                of.add_with_cache(tmp_path / "other")
+                of.lose(of.nodes[0])
+        assert fetched == first
+        sent = [int(str(line["wire_bytes_sent"])) for line in events(server, "session_finished")]
+        assert sent[1] < sent[0] - 1_000_000, sent
+        stop(server)
+
+
+@pytest.mark.slow
 def test_a_session_without_room_is_told_busy(start: Start, pair: Pair, tmp_path: Path) -> None:
     with machines(2, stub=HOLDS) as of:
         options = ["--metrics", "127.0.0.1:18765"]
@@ -112,7 +136,7 @@ def test_a_lost_machine_ends_its_sessions_alone(start: Start, pair: Pair) -> Non
         lost = start(*pair.generate(port), stub=HOLDS)
         lost.until_phase("decoding")
         (worker,) = of.workers()
-        kept = start(*pair.generate(port), stub=HOLDS)
+        kept = start(*pair.generate(port), stub="client:decoding:computes")
         kept.until_phase("decoding")
         of.lose(of.node_of(worker))
         lost.assert_failed(1, "the provider's worker failed", within_s=15.0)
@@ -120,14 +144,26 @@ def test_a_lost_machine_ends_its_sessions_alone(start: Start, pair: Pair) -> Non
         address = of.nodes[0].node_ip_address
         words = f"the machine that ran this session's worker was lost: {address}"
         assert words in str(failed["words"])
-        before = len(kept.stdout)
-        assert eventually(lambda: len(of.workers()) == 1, END_S)
-        assert not kept.errors and len(kept.stdout) >= before
-        kept.send(signal.SIGINT)
-        assert kept.wait(END_S) == 130
+        assert kept.wait(RUN_S) == 0, kept.stderr
+        assert kept.stdout.count("x") == 3
         of.add()
         other = start(*pair.generate(port), stub="")
         assert other.wait(RUN_S) == 0, other.stderr
+        stop(server)
+
+
+@pytest.mark.slow
+def test_a_provider_outlives_the_head_of_its_cluster(start: Start, pair: Pair) -> None:
+    with machines(1, stub=HOLDS) as of:
+        server, port = serving(start, pair, of)
+        client = start(*pair.generate(port), stub="client:decoding:computes")
+        client.until_phase("decoding")
+        of.lose_head()
+        assert client.wait(RUN_S) == 0, client.stderr
+        time.sleep(75)  # Ray's own patience with a head is 60 s
+        other = start(*pair.generate(port), stub="")
+        other.assert_failed(1, "", within_s=END_S)
+        assert server.processes()
         stop(server)
 
 
