@@ -9,11 +9,15 @@ actor's process ends with the session, and with the front door's connection for 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +73,8 @@ def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception])
     try:
         weights = opened(hosted.held)
         hints = folder_here(hosted.hints)
-        worker = Worker(hosted.program, [weights], writes=kept_folders(hints, None))
+        with _own_import_path():
+            worker = Worker(hosted.program, [weights], writes=kept_folders(hints, None))
         landing = Landing(host, OneTime.made(), hosted.front_door)
     except (SpuLlmError, OSError) as exc:
         ours = isinstance(exc, SpuLlmError)
@@ -87,6 +92,24 @@ def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception])
         landing.close()
         time.sleep(KILLED_S)
         os._exit(0)
+
+
+@contextmanager
+def _own_import_path() -> Iterator[None]:
+    """Have the import path that Python has on this machine. Ray puts the front door's working
+    directory before it, and all that is on the path a worker may read.
+    """
+    command = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path))"]
+    try:
+        said = subprocess.run(command, capture_output=True, check=True, timeout=FRONT_DOOR_S)
+        path = [place for place in json.loads(said.stdout) if place]  # "" is where this one runs
+    except (subprocess.SubprocessError, ValueError) as exc:
+        raise WorkerError(f"Python does not tell its import path: {exc}") from exc
+    with_rays, sys.path[:] = list(sys.path), path
+    try:
+        yield
+    finally:
+        sys.path[:] = with_rays
 
 
 def _pass_words(

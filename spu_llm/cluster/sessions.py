@@ -55,7 +55,18 @@ def cluster_workers(address: str, options: ServeOptions, log: Log) -> Iterator[C
     terminate = signal.getsignal(signal.SIGTERM)
     with joined(address) as ray:
         signal.signal(signal.SIGTERM, terminate)  # Ray has taken it
+        _silence(ray)
         yield ClusterWorkers(Actors(ray), options, log)
+
+
+def _silence(ray: Any) -> None:
+    """End the thread that prints what Ray says of lost processes, which this program's log tells
+    by itself: once the head is lost, that thread takes a whole core.
+    """
+    with suppress(AttributeError):  # a version of Ray that has no such thread
+        driver = ray._private.worker.global_worker
+        driver.threads_stopped.set()
+        driver.gcs_error_subscriber.close()
 
 
 class ClusterWorkers:

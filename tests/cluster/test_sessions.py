@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import signal
 import time
@@ -95,6 +96,46 @@ def test_a_client_has_hints_for_all_machines(start: Start, pair: Pair, tmp_path:
         sent = [int(str(line["wire_bytes_sent"])) for line in events(server, "session_finished")]
         assert sent[1] < sent[0] - 1_000_000, sent
         stop(server)
+
+
+@pytest.mark.slow
+def test_a_worker_on_a_machine_is_confined(start: Start, pair: Pair, tmp_path: Path) -> None:
+    if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 1:
+        pytest.skip("this kernel has no Landlock")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"12345")
+    stub = f"provider:prefilling:tries {secret} and to write {tmp_path / 'new'}"
+    with machines(1, stub=stub) as of:
+        server, port = serving(start, pair, of)
+        client = start(*pair.generate(port), stub=stub)
+        client.assert_failed(1, "the provider's worker failed", within_s=END_S)
+        (failed,) = events(server, "session_failed")
+        assert str(failed["words"]).count("cannot read: Permission denied") == 2, failed
+        stop(server)
+
+
+@pytest.mark.slow
+def test_what_writes_here_runs_here(start: Start, pair: Pair, tmp_path: Path) -> None:
+    with machines(1, stub=HOLDS) as of:
+        server, port = serving(start, pair, of, "--pool", str(tmp_path / "provider"))
+        pool = ["--pool", str(tmp_path / "client")]
+        client = start(*pair.generate(port, *pool), stub="client:decoding:computes")
+        client.until_phase("decoding")
+        assert [p.parent for p in server.processes() if p.is_worker] == [server.pid]
+        assert not of.workers()
+        assert client.wait(RUN_S) == 0, client.stderr
+        assert not events(server, "session_waiting")
+        # A client that keeps nothing goes to a machine.
+        other = start(*pair.generate(port), stub="")
+        assert other.wait(RUN_S) == 0, other.stderr
+        assert len(events(server, "session_placed")) == 1
+        stop(server)
+
+
+def test_a_cluster_that_does_not_answer_is_refused(start: Start, pair: Pair) -> None:
+    pytest.importorskip("ray")
+    server = start(*pair.serve("--ray", "127.0.0.1:1"))
+    server.assert_failed(2, "--ray 127.0.0.1:1: nobody answers there", within_s=END_S)
 
 
 @pytest.mark.slow
