@@ -18,8 +18,7 @@ from spu_llm.service.supervisor import kept_folders
 
 @dataclass(frozen=True)
 class SharedHints:
-    """The hints of one version of a model. `folder`: its name on every machine, by version and
-    key."""
+    """The hints of one version of a model. `folder`: its name, by version and key."""
 
     folder: str
     key: bytes = field(repr=False)

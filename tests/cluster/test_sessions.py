@@ -51,10 +51,7 @@ def test_a_session_runs_on_a_machine(start: Start, pair: Pair) -> None:
         assert eventually(lambda: not of.workers(), END_S)
         (placed,) = events(server, "session_placed")
         assert placed["machine"] == of.nodes[0].node_ip_address
-        other = start(*pair.generate(port), stub="")
-        assert other.wait(RUN_S) == 0, other.stderr
         stop(server)
-        assert len(events(server, "session_finished")) == 1
 
 
 @pytest.mark.slow
