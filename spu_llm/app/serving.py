@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from spu_llm.core.text_files import read_text
 
 if TYPE_CHECKING:
     from spu_llm.net.manifest import Scalar
+    from spu_llm.service.journal import Log
     from spu_llm.service.provider import ServeOptions
     from spu_llm.systems.served import ServedSystem
 
@@ -58,6 +60,12 @@ def add_command(commands: Any) -> None:
     marking.add_provider_option(serve, "nothing else is served; ")
     two_party_text.add_serve_options(serve)
     add_sessions(serve)
+    serve.add_argument(
+        "--ray",
+        metavar="HOST:PORT",
+        help="run sessions on any machine of this party's own Ray cluster whose head is there; "
+        "each has the model in the same directory",
+    )
     serve.add_argument(
         "--studies", action="store_true", help="also take part in measurements (bench, experiment)"
     )
@@ -186,6 +194,18 @@ def check_serving(options: argparse.Namespace) -> None:
         raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
 
 
+@contextmanager
+def _workers(options: argparse.Namespace, served: ServeOptions, log: Log) -> Iterator[Any]:
+    """Yield where sessions have their workers; None: here."""
+    if getattr(options, "ray", None) is None:
+        yield None
+        return
+    from spu_llm.cluster.sessions import cluster_workers
+
+    with cluster_workers(options.ray, served, log) as workers:
+        yield workers
+
+
 def run_provider(
     options: argparse.Namespace, make: Callable[[argparse.Namespace], ServeOptions], what: str
 ) -> None:
@@ -214,7 +234,8 @@ def run_provider(
         write_report(report_fd, port=port)
 
     try:
-        serve(served, log, on_port, renewal=renewal)
+        with _workers(options, served, log) as workers:
+            serve(served, log, on_port, renewal=renewal, workers=workers)
     except SpuLlmError as exc:
         write_report(report_fd, error=one_line(str(exc)), exit_code=exc.exit_code)
         raise

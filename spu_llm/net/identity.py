@@ -88,6 +88,45 @@ def make(directory: Path, name: str, days: int) -> Certificate:
     """
     if not 1 <= days <= MAX_DAYS:
         raise InputError(f"--days must be 1 to {MAX_DAYS}, found {days}")
+    certificate, pem = _signed(name, days)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The key first: a certificate without one would be of no use.
+        _write_once(directory / KEY, pem, 0o600)
+        _write_once(
+            directory / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644
+        )
+    except FileExistsError as exc:
+        raise InputError(f"{exc.filename} is there already; choose another --out") from None
+    except OSError as exc:
+        raise InputError(f"cannot write to {directory}: {exc.strerror}") from None
+    return _described(certificate)
+
+
+@dataclass(frozen=True)
+class OneTime:
+    """A certificate for one purpose, in PEM form; `pem` adds its key. No file holds either."""
+
+    certificate: str
+    pem: bytes = field(repr=False)
+
+    @staticmethod
+    def made() -> OneTime:
+        """Make a key and a certificate, good for a month."""
+        certificate, key = _signed("one-time", days=30)
+        chain = _pem([certificate])
+        return OneTime(chain.decode(), chain + key)
+
+    def pinning(self, other: str) -> Identity:
+        """Return the identity that trusts one certificate alone: `other`, in PEM form."""
+        own = _described(x509.load_pem_x509_certificate(self.certificate.encode()))
+        peer = _described(x509.load_pem_x509_certificate(other.encode()))
+        nowhere = Path("one-time")
+        return Identity(nowhere, own, nowhere, other, (peer,), (), self.pem)
+
+
+def _signed(name: str, days: int) -> tuple[x509.Certificate, bytes]:
+    """Return a certificate for `name`, signed by itself, and its key in PEM form."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.now(timezone.utc)
     own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -122,18 +161,7 @@ def make(directory: Path, name: str, days: int) -> Certificate:
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The key first: a certificate without one would be of no use.
-        _write_once(directory / KEY, pem, 0o600)
-        _write_once(
-            directory / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644
-        )
-    except FileExistsError as exc:
-        raise InputError(f"{exc.filename} is there already; choose another --out") from None
-    except OSError as exc:
-        raise InputError(f"cannot write to {directory}: {exc.strerror}") from None
-    return _described(certificate)
+    return certificate, pem
 
 
 def load(directory: Path, trust: Path) -> Identity:

@@ -81,7 +81,8 @@ class WorkerPipe:
 
     def attach(self, sock: socket.socket) -> bool:
         """Take over a connected socket; False, with it closed, when the stream is gone."""
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._changed:
             if self.aborted:
                 sock.close()

@@ -238,6 +238,15 @@ def as_client(
     return _met(tcp, engine, memory, timeout_s)
 
 
+def as_server(tcp: TcpStream, identity: Identity, timeout_s: float = HANDSHAKE_S) -> TlsStream:
+    """Meet one client, and wait for it; PeerError, with the connection closed, unless it is
+    trusted.
+    """
+    memory = Memory()
+    engine = server_context(identity).wrap_bio(memory.incoming, memory.outgoing, server_side=True)
+    return _met(tcp, engine, memory, timeout_s)
+
+
 def _met(tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, timeout_s: float) -> TlsStream:
     try:
         _shake_hands(tcp, engine, memory, time.monotonic() + timeout_s)

@@ -35,6 +35,9 @@ BEGUN = "session_begun"
 FINISHED = "session_finished"
 FAILED = "session_failed"
 REFUSED = "refused"  # who got no session
+WAITING = "session_waiting"  # for a machine with room
+PLACED = "session_placed"  # on a machine
+MACHINES = "machines"  # that sessions run on
 RELOADED = "reloaded"
 STOPPING = "stopping"
 
@@ -108,6 +111,21 @@ def client_fields(client: Certificate | None) -> dict[str, Scalar]:
 def refused(error: SpuLlmError, words: str, client: Certificate | None) -> Record:
     """Return the record of a client that gets no session."""
     return Record(REFUSED, words, client_fields(client) | _why(error, _OF_REFUSALS))
+
+
+def no_room(session: Session, error: SpuLlmError) -> Record:
+    """Return the record of a session that no machine had room for."""
+    return Record(REFUSED, f"session refused: {error}", session.fields | _why(error, _OF_REFUSALS))
+
+
+def waiting(session: Session) -> Record:
+    """Return the record of a session that waits for a machine with room."""
+    return Record(WAITING, fields=session.fields)
+
+
+def placed(session: Session, machine: str) -> Record:
+    """Return the record of a session whose worker runs on a machine. machine: its address."""
+    return Record(PLACED, fields=session.fields | {"machine": machine})
 
 
 def begun(session: Session) -> Record:

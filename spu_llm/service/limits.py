@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from spu_llm.core.errors import LimitError
 from spu_llm.net.identity import Certificate
 from spu_llm.net.relay import Relay
-from spu_llm.service.supervisor import Worker
+from spu_llm.service.supervisor import SessionWorker
 
 MINUTES = 60  # that traffic counts for
 
@@ -49,7 +49,7 @@ class Quotas:
 @dataclass(eq=False)
 class _Session:
     relay: Relay
-    worker: Worker
+    worker: SessionWorker
     quota: Quota  # when it began
     started: float
     counted: int = 0  # bytes of its traffic that its account has
@@ -115,7 +115,7 @@ class Accounts:
 
     @contextmanager
     def watching(
-        self, client: Certificate | None, relay: Relay, worker: Worker
+        self, client: Certificate | None, relay: Relay, worker: SessionWorker
     ) -> Iterator[Callable[[], None]]:
         """Count a session to its client's account until it ends. Yield a check to be called all the
         while: it raises LimitError once the session, or its client, has used all that it gets.

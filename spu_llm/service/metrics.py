@@ -32,12 +32,25 @@ class Metrics:
         self._open = Gauge(
             "spu_llm_provider_open_sessions", "sessions whose worker is at work", registry=registry
         )
+        self._waits = Gauge(
+            "spu_llm_provider_waiting_sessions",
+            "sessions that wait for a machine with room",
+            registry=registry,
+        )
+        self._placed = counter("placed_sessions", "sessions placed on a machine", "machine")
         self._begun: set[object] = set()
+        self._waiting: set[object] = set()
 
     def count(self, record: Record) -> None:
         """Count what a record tells."""
         fields = record.fields
+        if record.event == journal.WAITING:
+            self._waiting.add(fields["session"])
+        else:  # whatever else is told of a session, it waits no more
+            self._waiting.discard(fields.get("session"))
         match record.event:
+            case journal.PLACED:
+                self._placed.labels(fields["machine"]).inc()
             case journal.BEGUN:
                 self._begun.add(fields["session"])
             case journal.REFUSED:
@@ -49,6 +62,7 @@ class Metrics:
                     self._bytes.labels(direction).inc(float(fields[f"wire_bytes_{direction}"] or 0))
                 self._seconds.observe(float(fields["seconds"] or 0))
         self._open.set(len(self._begun))
+        self._waits.set(len(self._waiting))
 
     def listen(self, host: str, port: int) -> None:
         """Answer Prometheus until this process ends. InputError where it cannot listen."""

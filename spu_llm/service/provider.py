@@ -45,8 +45,9 @@ from spu_llm.service.limits import Accounts, Quotas
 from spu_llm.service.listening import Callers, Strangers
 from spu_llm.service.renewing import Renewal
 from spu_llm.service.served_models import ServedModels, loaded
-from spu_llm.service.supervisor import HANDSHAKE_S, Worker, kept_folders, run_session
+from spu_llm.service.supervisor import HANDSHAKE_S, SessionWorker, run_session
 from spu_llm.service.task import Task
+from spu_llm.service.workers import Workers, WorkersHere
 from spu_llm.systems.program import Job, ProviderInputs
 from spu_llm.systems.served import ServedSystem
 
@@ -113,17 +114,19 @@ def serve(
     on_port: Callable[[int], None],
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     renewal: Renewal[ServeOptions] | None = None,
+    workers: Workers | None = None,
 ) -> None:
     """Run what clients ask for with private models.
 
     `on_port` hears where it listens, `on_event` what workers of this provider tell it. `log` gets a
     record of each session and refusal, on whichever thread; what it raises before a session's
     worker has its task ends the session. With `once` there is one session, whose error is raised.
-    New sessions run under what `renewal` reads (`RENEWED`).
+    New sessions run under what `renewal` reads (`RENEWED`). `workers`: where they have their
+    workers; None: on this machine.
     """
     # What is wrong is said now, not in the middle of a session.
     with loaded(options) as models:
-        _serve(options, models, log, on_port, on_event, renewal)
+        _serve(options, models, log, on_port, on_event, renewal, workers or WorkersHere())
 
 
 def _serve(
@@ -133,10 +136,12 @@ def _serve(
     on_port: Callable[[int], None],
     on_event: Callable[[dict[str, Any]], None],
     renewal: Renewal[ServeOptions] | None,
+    workers: Workers,
 ) -> None:
     if options.pool is not None:
         open_directory(options.pool)
-    sessions = _Sessions(options, models, log, on_event)
+    workers.open(models)
+    sessions = _Sessions(options, models, log, on_event, workers)
     with (
         closing(options.system) as system,
         sessions as all_,
@@ -175,9 +180,10 @@ class _Sessions:
         models: ServedModels,
         log: Log,
         on_event: Callable[[dict[str, Any]], None],
+        workers: Workers | None = None,
     ) -> None:
         self._options, self._models, self._log = options, models, log
-        self._on_event = on_event
+        self._on_event, self._workers = on_event, workers or WorkersHere()
         places = 1 if options.once else options.sessions
         self._places = AdmissionControl(places, options.quotas)
         self._accounts = Accounts(options.quotas)
@@ -269,25 +275,15 @@ class _Sessions:
                 self._end_once(error)
                 self._places.leave(admitted)
             seen = relay.snapshot()
+        if isinstance(error, BusyError):
+            self._note(journal.no_room(session, error))
+            return
         traffic = seen.wire_bytes_sent, seen.wire_bytes_received
         self._note(journal.ended(session, time.monotonic() - started, traffic, error))
 
     def _work(self, control: Control, admitted: Admitted, session: Session) -> None:
         """Run a session to its end; raise what ended it before."""
-        task = admitted.task
-        pool, hints = task.pool_dir, task.hints_dir
-        assert hints is not None
-        worker = Worker(
-            programs.place_of(task.program),
-            [task.own["weights"]],  # of the one model that the client asked for
-            writes=[
-                *kept_folders(Path(hints), None if pool is None else Path(pool)),
-                *admitted.writes,
-            ],
-            # To see how large it is.
-            lists=[*map(Path, task.own.get("disk_bytes", ()))],
-            confined=task.program not in programs.STUDIES,
-        )
+        worker = self._started(control, admitted, session)
         try:
             with self._accounts.watching(admitted.client, control.relay, worker) as watch:
 
@@ -299,10 +295,24 @@ class _Sessions:
                     self._log(journal.begun(session))
                     admitted.begin()
 
-                run_session(control, worker, task, self._on_event, look, begin)
+                run_session(control, worker, admitted.task, self._on_event, look, begin)
         finally:
             worker.stop()
             give_back()  # what passed between peer and worker
+
+    def _started(self, control: Control, admitted: Admitted, session: Session) -> SessionWorker:
+        """Return the session's worker; the client hears why there is none."""
+
+        def look() -> None:
+            self._look()
+            control.check()
+
+        try:
+            return self._workers.start(session, admitted, look)
+        except SpuLlmError as exc:
+            told = isinstance(exc, BusyError | WantedError)
+            control.bye(str(exc) if told else "the provider's worker failed", ok=False)
+            raise
 
     def _entered(self, control: Control, met: Met) -> Admitted:
         """Return the session that a client shows the ticket of. PeerError when there is none."""

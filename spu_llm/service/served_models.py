@@ -71,7 +71,7 @@ class ServedModels:
     """All models of a provider, the first of which is served to a client that names none."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.first = models[0]
+        self.all, self.first = models, models[0]
         self._by_name = {model.name: model for model in models}
 
     @property

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from spu_llm.core.errors import (
     InputError,
@@ -105,6 +105,25 @@ def kept_folders(hints: Path, correlations: Path | None) -> list[Path]:
         return [hints]
     open_folder(correlations)
     return [hints, correlations]
+
+
+class SessionWorker(Protocol):
+    """What runs a session's program, as its supervisor sees it: `Worker`, or one on another machine
+    (`spu_llm.cluster`). `apart`: in a network namespace of its own. `killed`: it ended by what no
+    broken link does.
+    """
+
+    apart: bool
+
+    @property
+    def killed(self) -> bool: ...
+    def side(self) -> WorkerSide: ...
+    def submit(self, task: Task) -> None: ...
+    def next_event(self, timeout_s: float) -> dict[str, Any] | None: ...
+    def cpu_s(self) -> float: ...
+    def memory_bytes(self) -> int: ...
+    def stop(self) -> None: ...
+    def wait(self, timeout_s: float) -> None: ...
 
 
 class Worker:
@@ -278,7 +297,7 @@ class SessionOutcome:
 
 def run_session(
     control: Control,
-    worker: Worker,
+    worker: SessionWorker,
     task: Task,
     on_event: OnEvent,
     look: Look = lambda: None,
@@ -330,7 +349,7 @@ def run_session(
         raise
 
 
-def _wait_ready(control: Control, worker: Worker, look: Look) -> None:
+def _wait_ready(control: Control, worker: SessionWorker, look: Look) -> None:
     deadline = time.monotonic() + WORKER_START_S
     while (event := worker.next_event(0.2)) is None:
         control.check()
@@ -341,7 +360,7 @@ def _wait_ready(control: Control, worker: Worker, look: Look) -> None:
     worker.apart = event["apart"]
 
 
-def _check_peer(control: Control, worker: Worker) -> None:
+def _check_peer(control: Control, worker: SessionWorker) -> None:
     """Raise what ended the session at the peer. Where activations left their ranges, both workers
     end by it, and this one's own words, which come soon, say more.
     """
@@ -356,7 +375,9 @@ def _check_peer(control: Control, worker: Worker) -> None:
     control.check()
 
 
-def _follow(control: Control, worker: Worker, on_event: OnEvent, look: Look) -> dict[str, Any]:
+def _follow(
+    control: Control, worker: SessionWorker, on_event: OnEvent, look: Look
+) -> dict[str, Any]:
     """Pass on the worker's events until its result; it must get on and not outlast the peer."""
     watch = Watch(control, worker.cpu_s)
     peer_finished: float | None = None

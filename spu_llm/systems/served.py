@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
 
 
+# Folds a model's weights and puts what is served of them into memory; see `ServedSystem.place`.
+Place = Callable[["Params", "ModelConfig"], int]
+
+
 @dataclass(frozen=True)
 class Offer:
     """What a system brings to one session."""
@@ -43,7 +47,11 @@ class ServedSystem:
         """Put the folded weights that are served into memory; return their descriptor, which the
         caller closes. InputError when activations may leave their ranges.
         """
-        return place(params, config)
+        return self.placing()(params, config)
+
+    def placing(self) -> Place:
+        """Return what `place` does, as another machine of this party can be told it."""
+        return place
 
     def open(self, tokenizer: Tokenizer | None, *, studies: bool) -> None:
         """Get ready for sessions, after `place`. InputError when that cannot be."""

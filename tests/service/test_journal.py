@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spu_llm.core.errors import (
+    BusyError,
     InputError,
     LimitError,
     ManifestMismatch,
@@ -166,6 +167,29 @@ def test_counts_follow_the_records() -> None:
     metrics.count(journal.ended(other, 1.0, (1, 2), WorkerError("x")))
     assert value("open_sessions") == 0
     assert value("sessions_total", program="completion", outcome="WorkerError") == 1
+
+
+def test_waiting_sessions_are_counted_until_they_wait_no_more() -> None:
+    metrics, sessions = Metrics(), [session() for _ in range(4)]
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"spu_llm_provider_{name}", labels)
+
+    for one in sessions:
+        metrics.count(journal.waiting(one))
+    assert value("waiting_sessions") == 4
+    ends = (
+        journal.placed(sessions[0], "10.0.0.1"),
+        journal.no_room(sessions[1], BusyError("no room")),
+        journal.ended(sessions[2], 1.0, (0, 0), WorkerError("x")),
+        journal.begun(sessions[3]),
+    )
+    for left, record in enumerate(reversed(ends)):
+        metrics.count(record)
+        assert value("waiting_sessions") == 3 - left
+    assert value("placed_sessions_total", machine="10.0.0.1") == 1
+    assert value("refusals_total", error="BusyError") == 1
+    assert value("sessions_total", program="completion", outcome="BusyError") is None
 
 
 def test_an_address_in_use_is_refused() -> None:

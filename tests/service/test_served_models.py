@@ -22,7 +22,7 @@ from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, ManifestMismatch, WireError
 from spu_llm.net.manifest import agree, with_nonce
-from spu_llm.service import agreeing, provider, served_models
+from spu_llm.service import agreeing, served_models, workers
 from spu_llm.service.journal import REFUSED, Record, Session
 from spu_llm.service.provider import ServeOptions, _Sessions
 from spu_llm.service.served_models import ServedModel, ServedModels
@@ -171,7 +171,7 @@ def test_a_session_has_the_model_that_is_asked_for(
         given.update(more, inherits=inherits)
         raise Started
 
-    monkeypatch.setattr(provider, "Worker", start)
+    monkeypatch.setattr(workers, "Worker", start)
     request = asked(name, tokenizer=models.find(name or "").stated["tokenizer"])
     with _Sessions(options_of(two), models, print, print) as sessions:
         stated, ticket = sessions._admit(request, None)

@@ -4,6 +4,7 @@ folder for each client.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from models.family import ModelConfig, Params
@@ -11,7 +12,7 @@ from models.resident import place
 from models.split import Split, ends_digest
 from spu_llm.offline.files import open_folder
 from spu_llm.systems.program import Served
-from spu_llm.systems.served import Offer, ServedSystem
+from spu_llm.systems.served import Offer, Place, ServedSystem
 from spu_llm.systems.split.modes import MPC
 from spu_llm.systems.split.records import SplitServed
 
@@ -27,7 +28,10 @@ class SplitModel(ServedSystem):
 
     def place(self, params: Params, config: ModelConfig) -> int:
         self._ends = ends_digest(params, self.split)
-        return place(params, config, self.split, on_shares=self.mode == MPC)
+        return super().place(params, config)
+
+    def placing(self) -> Place:
+        return partial(place, split=self.split, on_shares=self.mode == MPC)
 
     def offer(self, folder: Path | None) -> Offer:
         front, back = self.split
