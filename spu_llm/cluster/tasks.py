@@ -51,11 +51,11 @@ def as_finished(
     task = ray.remote(max_retries=0, runtime_env={"env_vars": threads()})(_called)
     try:
         while waiting or running:
-            for place in _free(ray, running, alone)[: len(waiting)]:
+            _check_head(address)  # whatever is asked of Ray without it waits for it
+            for place in _free(ray, running, alone)[: len(waiting)] if waiting else []:
                 number = waiting.popleft()
                 running[_placed(ray, task, place).remote(calls[number])] = number, place
             done, _ = ray.wait(list(running), timeout=_LOOK_S) if running else ([], [])
-            _check_head(address)
             for reference in done:
                 number, _ = running.pop(reference)
                 try:
