@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from spu_llm.core.errors import InputError
+from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
+from spu_llm.core.printable import one_line
 
 Study = TypeVar("Study")
 Cell = TypeVar("Cell")
@@ -110,14 +111,19 @@ def _there(
 
 def _task(cells: Cells[Study, Cell], cell: Cell, commit: str, digest: str) -> Measured:
     """Measure a cell in a process of a cluster. InputError where it has other code or other models
-    than whoever asks.
+    than whoever asks; SpuLlmError, which names the cell, for an error that is not foreseen.
     """
     name, own = os.uname().nodename, machine().commit
     if own != commit:
         raise InputError(f"--ray: {name} runs commit {own}, this command {commit}")
     if _digest(cells.reads) != digest:
         raise InputError(f"--ray: {name} has other files in {' or '.join(map(str, cells.reads))}")
-    row, facts, where = _measured(cells, _loaded(cells), cell, _silent)
+    try:
+        row, facts, where = _measured(cells, _loaded(cells), cell, _silent)
+    except SpuLlmError:
+        raise
+    except Exception as exc:
+        raise SpuLlmError(f"{cells.key(cell)}: {type(exc).__name__}: {one_line(str(exc))}") from exc
     return {**row, "machine": where}, facts, where
 
 

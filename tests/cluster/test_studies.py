@@ -20,7 +20,7 @@ from experiments.split import parts, study  # noqa: E402
 from experiments.watermark import command, drawing, long  # noqa: E402
 from experiments.watermark.plan import WatermarkPlan  # noqa: E402
 from spu_llm.app import cli  # noqa: E402
-from spu_llm.core.errors import InputError  # noqa: E402
+from spu_llm.core.errors import InputError, SpuLlmError  # noqa: E402
 from spu_llm.core.machine import machine  # noqa: E402
 from tests.cluster.machines import cluster_of, lose  # noqa: E402
 from tests.kit.models import make_pair  # noqa: E402
@@ -40,6 +40,8 @@ class Sums:
     def row(self, cell: int, say: Callable[[str], None]) -> Row:
         if cell == 13:
             raise InputError("13 is not for us")
+        if cell == 14:
+            raise ValueError("odd\nnumber")
         noise = np.random.default_rng(cell).standard_normal(1000, np.float32)
         return {"cell": cell, "sum": float(self.numbers @ noise)}
 
@@ -124,6 +126,8 @@ def test_a_machine_with_other_code_or_files_is_refused(tmp_path: Path) -> None:
     assert row["cell"] == 1 and facts == {"of": 1000} and row["machine"] == where
     with pytest.raises(InputError, match=f"runs commit {commit}, this command 1234567$"):
         common._task(cells, 1, "1234567", digest)
+    with pytest.raises(SpuLlmError, match="^14: ValueError: odd number$"):
+        common._task(cells, 14, commit, digest)
     file.write_bytes(b"2")
     with pytest.raises(InputError, match="has other files in .*model$"):
         common._task(cells, 1, commit, digest)

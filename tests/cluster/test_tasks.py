@@ -48,6 +48,16 @@ def _slept(seconds: float) -> tuple[str, float, float]:
     return ray.get_runtime_context().get_node_id(), begun, time.time()
 
 
+def _meet(folder: Path, count: int, name: str) -> None:
+    """Return once `count` are at work at the same time."""
+    (folder / name).touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.iterdir())) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} is alone")
+        time.sleep(0.05)
+
+
 def _die_once(marker: Path) -> int:
     """End this process, unless the file says that one has been ended."""
     if not marker.exists():
@@ -94,8 +104,10 @@ def test_a_machine_has_one_task_that_is_to_be_alone(run: Any) -> None:
     assert len(by_machine) == 2
     for times in by_machine.values():
         assert all(a[1] <= b[0] for a, b in zip(times, times[1:], strict=False))
-    side_by_side = [of for _, of in run([partial(_slept, 3.0)] * 3)]
-    assert max(of[1] for of in side_by_side) < min(of[2] for of in side_by_side)
+
+
+def test_other_tasks_have_a_core_each(run: Any, tmp_path: Path) -> None:
+    assert run([partial(_meet, tmp_path, 3, name) for name in "abc"])
 
 
 @pytest.mark.slow
