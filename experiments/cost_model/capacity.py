@@ -107,7 +107,9 @@ _WAYS = ("client_to_provider", "provider_to_client")
 
 
 def completion_of(model: Path, plan: CapacityPlan, prices: Prices) -> Completion:
-    """Return what a completion costs by a model's shape; weights are not read."""
+    """Return what a completion costs by a model's shape; weights are not read. Tokens that the
+    model's ranges do not hold for stand in the clear before the prompt.
+    """
     config = load_config(model)
     public = (0,) * config.public_rows
     request = Request(plan.prompt_tokens, plan.new_tokens, 0, 0.0, public_prefix=public)
@@ -237,8 +239,11 @@ def growth_rows(result: dict[str, Any], model: dict[str, Any]) -> list[str]:
 
         return Column(f"{network}: of linear ᵖ", text)
 
-    heads = [Column(f"{model['model']}: pairs", str), *map(on, result["plan"]["networks"])]
-    return rows_table(heads, dict.fromkeys(row["pairs"] for row in model["growth"]))
+    columns: list[Column[int]] = [
+        Column(f"{model['model']}: pairs", str),
+        *map(on, result["plan"]["networks"]),
+    ]
+    return rows_table(columns, dict.fromkeys(row["pairs"] for row in model["growth"]))
 
 
 def table(result: dict[str, Any]) -> str:
@@ -285,7 +290,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"machines of each party (default: {','.join(map(str, NODES))})",
     )
     commands.add_number(parser, "--cores", CapacityPlan.cores, "of each machine", "C")
-    commands.add_network(parser, list(NETWORKS), "local, lan, wan, or as 3000mbps-1ms")
+    commands.add_network(parser, ",".join(NETWORKS))
     commands.add_number(parser, "--prompt-tokens", CapacityPlan.prompt_tokens, "prefilled")
     commands.add_number(parser, "--new-tokens", CapacityPlan.new_tokens, "of a completion")
     parser.add_argument(

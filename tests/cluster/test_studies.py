@@ -111,9 +111,13 @@ def test_an_error_of_a_cell_keeps_what_is_finished(address: str, tmp_path: Path)
     assert kept and set(row["cell"] for row in kept[-1]["rows"]) <= {1, 2, 3}
 
 
-def test_a_timed_row_says_its_machine_here_too(tmp_path: Path) -> None:
-    (row,) = measured(toy(tmp_path, [1], timed=True), [], None)[0]["rows"]
-    assert row["machine"]["cores"] == machine().cores
+def test_a_timed_row_says_its_machine_here_too(address: str, tmp_path: Path) -> None:
+    cells = toy(tmp_path, [2, 1], timed=True)
+    here, there = (measured(cells, [], ray)[0] for ray in (None, address))
+    for result in (here, there):
+        assert result["machine"] == result["rows"][0]["machine"]
+        assert all(row["machine"]["cores"] == machine().cores for row in result["rows"])
+    assert without_machine(here["rows"]) == without_machine(there["rows"])
 
 
 def test_a_machine_with_other_code_or_files_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.common import saved
 from experiments.cost_model import capacity as study
 from experiments.cost_model.capacity import CapacityPlan, Completion, capacity
 from experiments.cost_model.pairs import Batch, Dealt, simulate
@@ -108,6 +109,20 @@ def test_the_tables_say_what_is_predicted(
     assert "| 100 | 200 | " in text and "| 1 | 1.00 (link " in text
     page = study.in_page(result, "*origin*")
     assert page.count("*origin*") == 2 and page[0] == study.circumstances(result)
+
+
+def test_the_committed_result_reaches_four_fifths_of_linear() -> None:
+    result = saved.load("capacity")
+    for model in result["models"]:
+        few = [row for row in model["growth"] if row["pairs"] <= 4]
+        assert len(few) == 12 and all(row["of_linear"] >= 0.8 for row in few)
+    plan, model = CapacityPlan(**result["plan"]), result["models"][0]
+    of = Completion(**model["completion"])
+    dealt = Dealt(study._ITEMS, plan.item_batches, plan.setup_s, plan.disk_mb_s * 1e6)
+    (row,) = (r for r in model["growth"] if (r["network"], r["pairs"]) == ("wan", 4))
+    assert simulate(of.batch, dealt, NETWORKS["wan"], 4).batches_per_s == row["batches_per_s"]
+    for row in model["capacity"]:
+        assert capacity(of, plan, NETWORKS[row["network"]], row["nodes"]) == row
 
 
 @pytest.mark.parametrize(
