@@ -61,7 +61,7 @@ def with_rows(
     measured = _here(cells, left, say, study) if ray is None else _there(cells, left, say, ray)
     for row, facts, where in measured:
         result["rows"].append(row)
-        result["rows"].sort(key=lambda row: places[cells.key_of(row)])
+        result["rows"].sort(key=lambda row: places.get(cells.key_of(row), len(places)))
         result.update(facts)
         result["machine"] = result["rows"][0]["machine"] if cells.timed else where
         keep(result)
@@ -100,7 +100,7 @@ def _there(
     from spu_llm.cluster.tasks import as_finished
 
     digest = _digest(cells.reads)
-    calls = [partial(_task, cells, cell, machine().commit, digest) for cell in left]
+    calls = [partial(_task, cells, cell, _code(), digest) for cell in left]
     with joined(address) as ray:
         say(f"{len(left)} cells to measure on {address}")
         measured = as_finished(ray, address, calls, alone=cells.timed)
@@ -109,13 +109,13 @@ def _there(
             yield row, facts, where
 
 
-def _task(cells: Cells[Study, Cell], cell: Cell, commit: str, digest: str) -> Measured:
+def _task(cells: Cells[Study, Cell], cell: Cell, code: str, digest: str) -> Measured:
     """Measure a cell in a process of a cluster. InputError where it has other code or other models
     than whoever asks; SpuLlmError, which names the cell, for an error that is not foreseen.
     """
-    name, own = os.uname().nodename, machine().commit
-    if own != commit:
-        raise InputError(f"--ray: {name} runs commit {own}, this command {commit}")
+    name, own = os.uname().nodename, _code()
+    if own != code:
+        raise InputError(f"--ray: {name} runs {own}; this command {code}")
     if _digest(cells.reads) != digest:
         raise InputError(f"--ray: {name} has other files in {' or '.join(map(str, cells.reads))}")
     try:
@@ -125,6 +125,12 @@ def _task(cells: Cells[Study, Cell], cell: Cell, commit: str, digest: str) -> Me
     except Exception as exc:
         raise SpuLlmError(f"{cells.key(cell)}: {type(exc).__name__}: {one_line(str(exc))}") from exc
     return {**row, "machine": where}, facts, where
+
+
+def _code() -> str:
+    """Name the code that this process runs; texts of several studies are Python's library."""
+    own = machine()
+    return f"commit {own.commit} in Python {own.python} with spu {own.spu}"
 
 
 _kept: dict[bytes, Any] = {}  # the study that this process measured a cell of

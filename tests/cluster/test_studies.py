@@ -125,16 +125,16 @@ def test_a_machine_with_other_code_or_files_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model" / "weights"
     file.write_bytes(b"1")
     cells = toy(tmp_path, [1], reads=(tmp_path / "model",))
-    commit, digest = machine().commit, common._digest(cells.reads)
-    row, facts, where = common._task(cells, 1, commit, digest)
+    code, digest = common._code(), common._digest(cells.reads)
+    row, facts, where = common._task(cells, 1, code, digest)
     assert row["cell"] == 1 and facts == {"of": 1000} and row["machine"] == where
-    with pytest.raises(InputError, match=f"runs commit {commit}, this command 1234567$"):
-        common._task(cells, 1, "1234567", digest)
+    with pytest.raises(InputError, match=f"runs {code}; this command other$"):
+        common._task(cells, 1, "other", digest)
     with pytest.raises(SpuLlmError, match="^14: ValueError: odd number$"):
-        common._task(cells, 14, commit, digest)
+        common._task(cells, 14, code, digest)
     file.write_bytes(b"2")
     with pytest.raises(InputError, match="has other files in .*model$"):
-        common._task(cells, 1, commit, digest)
+        common._task(cells, 1, code, digest)
 
 
 def test_cells_are_sent_without_what_they_share() -> None:
