@@ -24,6 +24,7 @@ from experiments.completions import alignment, drafts, lengths, shipped, speedup
 from experiments.completions import report as completions_report
 from experiments.confidential import attack_tables, fakes, obfuscation
 from experiments.confidential import report as confidential_report
+from experiments.cost_model import capacity
 from experiments.dp_text import report as dp_text_report
 from experiments.fidelity import answers, logits
 from experiments.fidelity import pieces as fidelity
@@ -44,6 +45,7 @@ NOTEBOOKS = FOLDER / "notebooks"
 TRAFFIC = FOLDER / "figures" / "traffic.svg"
 README = FOLDER.parent / "README.md"
 RESULTS = FOLDER.parent / "docs" / "results"
+CLUSTER = FOLDER.parent / "docs" / "how-to" / "cluster.md"
 BEGIN, END = "<!-- {}: made by experiments.render -->\n", "<!-- end of {} -->\n"
 # Outputs are committed: small pictures.
 SMALL = "%matplotlib inline\n%config InlineBackend.rc = {'figure.dpi': 60}"
@@ -234,13 +236,14 @@ TABLES: dict[str, Tables] = {
     },
     "watermark_long": single("watermark_long", watermark_long.in_results, seconds=False),
     "watermark_runs": Tables(("watermark_runs",), watermark_runs.in_results),
+    "capacity": single("capacity", capacity.in_page, seconds=False),
     "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }
 
 
 def pages() -> list[Path]:
-    """Return the paths of the pages of results."""
-    return sorted(RESULTS.glob("*.md"))
+    """Return the paths of the pages of results, and of the page with predicted capacity."""
+    return [*sorted(RESULTS.glob("*.md")), CLUSTER]
 
 
 def with_tables(page: str) -> str:

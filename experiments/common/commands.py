@@ -16,7 +16,6 @@ from spu_llm.app.output import write_json
 from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError, SpuLlmError
-from spu_llm.core.machine import machine
 from spu_llm.net.shaping import shape_of
 
 Result = TypeVar("Result")
@@ -41,6 +40,15 @@ def add_number(
     """Add an option for a whole number; its help ends with its default."""
     parser.add_argument(
         name, type=int, default=default, metavar=metavar, help=f"{words} (default: %(default)s)"
+    )
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the option of studies whose cells may be measured by a cluster."""
+    parser.add_argument(
+        "--ray",
+        metavar="HOST:PORT",
+        help="measure cells as tasks of your own Ray cluster, whose head is there",
     )
 
 
@@ -211,31 +219,19 @@ def resumed(
     options: argparse.Namespace,
     plan: Any,
     measure: Callable[
-        [Callable[[str], None], Callable[[dict[str, Any]], None], list[dict[str, Any]]],
+        [Callable[[str], None], Callable[[dict[str, Any]], None], list[dict[str, Any]], str | None],
         dict[str, Any],
     ],
 ) -> dict[str, Any]:
-    """Run measure(say, keep, done) for a plan, resuming from the rows `done` that the file of
-    `--json` holds; `say` shows progress, `keep` writes an unfinished result.
+    """Run measure(say, keep, done, ray) for a plan, resuming from the rows `done` that the file of
+    `--json` holds; `say` shows progress, `keep` writes an unfinished result, `ray` is the address
+    of the cluster that measures.
     """
     done, progress = earlier(options.json, plan), Progress()
     try:
-        return measure(progress.update, lambda result: write(options, result), done)
+        return measure(progress.update, lambda result: write(options, result), done, options.ray)
     finally:
         progress.close()
-
-
-def with_rows(
-    result: dict[str, Any],
-    rows: Iterable[Callable[[], dict[str, Any]]],
-    keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
-    """Measure `rows` one by one, and add each to the result, which `keep` is given every time."""
-    for measured in rows:
-        result["rows"].append(measured())
-        result["machine"] = asdict(machine())
-        keep(result)
-    return result
 
 
 def check(results: Iterable[dict[str, Any]], complaint: str = "a result is wrong") -> None:

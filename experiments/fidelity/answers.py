@@ -13,10 +13,12 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.common import commands, report
+from experiments.common.cells import Cells, with_rows
 from experiments.common.report import Column, both_ways
 from experiments.common.saved import under_table
 from experiments.common.two_parties import run_command
@@ -24,7 +26,6 @@ from experiments.fidelity.chat_texts import ChatText, chat_texts
 from experiments.fidelity.pieces import greedy_of
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
-from spu_llm.core.machine import machine
 
 
 @dataclass(frozen=True)
@@ -46,31 +47,50 @@ def measure(
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
     done: Sequence[dict[str, Any]],
+    ray: str | None = None,
 ) -> dict[str, Any]:
     """Ask the questions; `keep` is given the result so far after each. done: rows of an earlier
-    run.
+    run. ray: the address of the cluster that measures.
     """
-    texts = chat_texts(model, [file])
-    if not all(1 <= number <= len(texts) for number in plan.questions):
-        raise InputError(f"--numbers: {file} has questions 1 to {len(texts)}")
-    chosen = [texts[number - 1] for number in plan.questions]
-    longest = max(len(text.head) + len(text.rest) for text in chosen)
-    greedy = greedy_of(model, longest, plan.tokens)
     result: dict[str, Any] = {"plan": asdict(plan), "rows": list(done), "failures": []}
-    for number, text in list(zip(plan.questions, chosen, strict=True))[len(done) :]:
-        say(f"question {number}: {text.words}")
-        before = machine()
-        row = _answer(model, text, plan, greedy)
-        # What the machine did before this answer, not while it ran.
-        result["rows"].append({"number": number, **row, "machine": asdict(before)})
-        result["machine"] = result["rows"][0]["machine"]
-        keep(result)
+    model, file = model.absolute(), file.absolute()
+    asked = Cells(
+        plan.questions,
+        load=partial(Questions, model, file, plan),
+        row=Questions.row,
+        key=lambda number: number,
+        key_of=lambda row: row["number"],
+        reads=(model, file),
+        timed=True,
+    )
+    with_rows(result, asked, say, keep, ray)
     result["failures"] = [
         f"question {row['number']} is answered otherwise: {row['text']!r}"
         for row in result["rows"]
         if row["token_ids"] != row["expected"]
     ]
     return result
+
+
+class Questions:
+    """The questions of a file by their numbers, and the answers that float32 gives."""
+
+    def __init__(
+        self, model: Path, file: Path, plan: AnswersPlan, say: Callable[[str], None]
+    ) -> None:
+        texts = chat_texts(model, [file])
+        if not all(1 <= number <= len(texts) for number in plan.questions):
+            raise InputError(f"--numbers: {file} has questions 1 to {len(texts)}")
+        self.model, self.plan = model, plan
+        self.texts = {number: texts[number - 1] for number in plan.questions}
+        longest = max(len(text.head) + len(text.rest) for text in self.texts.values())
+        self.greedy = greedy_of(model, longest, plan.tokens)
+
+    def row(self, number: int, say: Callable[[str], None]) -> dict[str, Any]:
+        """Ask a question by the command."""
+        text = self.texts[number]
+        say(f"question {number}: {text.words}")
+        return {"number": number, **_answer(self.model, text, self.plan, self.greedy)}
 
 
 def _answer(
@@ -208,12 +228,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--network", choices=("local", "lan", "wan"), default="local", help="(default: local)"
     )
     commands.add_number(parser, "--answer-tokens", 16, "of an answer, at most")
+    commands.add_cluster(parser)
     commands.add_common(parser)
 
 
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     commands.check_range("--answer-tokens", options.answer_tokens, 2)
+    if len(set(options.numbers)) < len(options.numbers):
+        raise InputError("--numbers: a question is asked once")
     model = commands.private_model(options)
     plan = AnswersPlan(model.name, tuple(options.numbers), options.answer_tokens, options.network)
     result = commands.resumed(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.common import commands, report
+from experiments.common.cells import Cells, with_rows
 from experiments.common.report import Column, rows_table
 from experiments.split import report as noir_report
 from experiments.split.study import (
@@ -184,16 +185,25 @@ def measure(
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
     done: Sequence[Any] = (),
+    ray: str | None = None,
 ) -> dict[str, Any]:
     """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
-    run.
+    run. ray: the address of the cluster that measures.
     """
-    say("reading")
-    study = PartsStudy(model, plan, say)
     result: dict[str, Any] = {"plan": asdict(plan), "rows": list(done)}
-    there = {row["name"] for row in done}
-    left = (partial(study.row, cell, say) for cell in CELLS if cell.name not in there)
-    return commands.with_rows(result, left, keep)
+    return with_rows(result, all_cells(model, plan), say, keep, ray)
+
+
+def all_cells(model: Path, plan: PartsPlan) -> Cells[PartsStudy, PartsCell]:
+    """Return the study's cells."""
+    return Cells(
+        CELLS,
+        load=partial(PartsStudy, model.absolute(), plan),
+        row=PartsStudy.row,
+        key=lambda cell: cell.name,
+        key_of=lambda row: row["name"],
+        reads=(model.absolute(),),
+    )
 
 
 # ---- the report
@@ -282,6 +292,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     commands.add_number(parser, "--texts", TEXTS, "that are attacked")
     commands.add_number(parser, "--seed", 0, "of all draws but LoRA's", "S")
+    commands.add_cluster(parser)
     commands.add_common(parser)
 
 

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.common import commands
+from experiments.common.cells import Cells, with_rows
 from models.family import ModelConfig, Params
 from models.hf import load_model
 from models.split import Split
@@ -340,9 +341,10 @@ def measure(
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
     done: Sequence[Any] = (),
+    ray: str | None = None,
 ) -> dict[str, Any]:
     """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
-    run.
+    run. ray: the address of the cluster that measures.
     """
     say("reading")
     study = Study(model, plan, say)
@@ -357,15 +359,20 @@ def measure(
             "tuning_tokens": plan.rounds * BATCH * LENGTH,
         },
     }
-    there = {row_name(row) for row in done}
+    return with_rows(result, all_cells(model, plan), say, keep, ray, study)
 
-    def row(cell: NoirCell) -> dict[str, Any]:
-        measured = study.row(cell, say)
-        result["inverters"] = study.inverters()
-        return measured
 
-    left = (partial(row, cell) for cell in cells(plan) if cell.name not in there)
-    return commands.with_rows(result, left, keep)
+def all_cells(model: Path, plan: NoirPlan) -> Cells[Study, NoirCell]:
+    """Return the study's cells."""
+    return Cells(
+        cells(plan),
+        load=partial(Study, model.absolute(), plan),
+        row=Study.row,
+        key=lambda cell: cell.name,
+        key_of=row_name,
+        reads=(model.absolute(),),
+        facts=lambda study: {"inverters": study.inverters()},
+    )
 
 
 def row_name(row: dict[str, Any]) -> str:
@@ -409,6 +416,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_number(parser, "--texts", TEXTS, "that are attacked")
     commands.add_number(parser, "--seed", 0, "of all draws", "S")
     commands.add_plot(parser, "draw accuracy and attacks against epsilon")
+    commands.add_cluster(parser)
     commands.add_common(parser)
 
 

@@ -25,7 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common import commands
-from experiments.watermark.plan import TOKENS, WatermarkPlan, add_plan, cell_of, cells, plan_of
+from experiments.common.cells import Cells, with_rows
+from experiments.watermark.plan import (
+    TOKENS,
+    WatermarkCell,
+    WatermarkPlan,
+    add_plan,
+    cell_of,
+    cells,
+    plan_of,
+)
 from experiments.watermark.study import Study
 from spu_llm.app.printing import show_table
 
@@ -37,16 +46,26 @@ def measure(
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
     done: Sequence[Any] = (),
+    ray: str | None = None,
 ) -> dict[str, Any]:
     """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
-    run.
+    run. ray: the address of the cluster that measures.
     """
-    say("reading")
-    study = Study(private, public, plan, say)
     result: dict[str, Any] = {"plan": asdict(plan), "rows": list(done)}
-    there = {cell_of(row).name for row in done}
-    left = (partial(study.row, cell) for cell in cells(plan) if cell.name not in there)
-    return commands.with_rows(result, left, keep)
+    return with_rows(result, all_cells(private, public, plan), say, keep, ray)
+
+
+def all_cells(private: Path, public: Path, plan: WatermarkPlan) -> Cells[Study, WatermarkCell]:
+    """Return the study's cells."""
+    private, public = private.absolute(), public.absolute()
+    return Cells(
+        cells(plan),
+        load=partial(Study, private, public, plan),
+        row=lambda study, cell, say: study.row(cell),
+        key=lambda cell: cell.name,
+        key_of=lambda row: cell_of(row).name,
+        reads=(private, public),
+    )
 
 
 # ---- the command
@@ -56,6 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Half an hour: each cell is written at once, and the same command goes on."
     add_plan(parser, "of a method", TOKENS)
     commands.add_plot(parser, "draw detection against length and edits")
+    commands.add_cluster(parser)
     commands.add_common(parser)
 
 

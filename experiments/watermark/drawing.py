@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from experiments.common import commands
+from experiments.common.cells import Cells, with_rows
 from experiments.common.report import Column, rows_table
 from experiments.watermark import metrics, scores
 from experiments.watermark.plan import WatermarkPlan, add_plan, plan_of
@@ -233,24 +234,34 @@ def measure(
     say: Callable[[str], None],
     keep: Callable[[Row], None] = lambda result: None,
     done: Sequence[Row] = (),
+    ray: str | None = None,
 ) -> Row:
     """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
-    run.
+    run. ray: the address of the cluster that measures.
     """
-    say("reading")
-    # The last chunk of a text may have more.
+    result: Row = {"plan": asdict(plan), "rows": list(done)}
+    return with_rows(result, all_cells(private, public, plan), say, keep, ray)
+
+
+def all_cells(private: Path, public: Path, plan: WatermarkPlan) -> Cells[Study, tuple[float, Way]]:
+    """Return the study's cells: temperature and way."""
+    private, public = private.absolute(), public.absolute()
+    return Cells(
+        [(temperature, way) for temperature in plan.temperatures for way in WAYS],
+        load=partial(study_of, private, public, plan),
+        row=lambda study, one, say: cell(study, one[1], one[0]),
+        key=lambda one: one,
+        key_of=lambda row: (row["temperature"], way_of(row)),
+        reads=(private, public),
+    )
+
+
+def study_of(private: Path, public: Path, plan: WatermarkPlan, say: Callable[[str], None]) -> Study:
+    """Return what all cells share, with room for the last chunk of a text, which may have more."""
     room = plan.tokens + max(way.k for way in WAYS)
     study = Study(private, public, replace(plan, tokens=room), say)
     study.plan = plan
-    result: Row = {"plan": asdict(plan), "rows": list(done)}
-    there = [(row["temperature"], way_of(row)) for row in done]
-    left = (
-        partial(cell, study, way, temperature)
-        for temperature in plan.temperatures
-        for way in WAYS
-        if (temperature, way) not in there
-    )
-    return commands.with_rows(result, left, keep)
+    return study
 
 
 # ---- the report
@@ -318,6 +329,7 @@ def _independent(result: Row, row: Row) -> np.ndarray | None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Each cell is written at once, and the same command goes on."
     add_plan(parser, "of a way", TOKENS)
+    commands.add_cluster(parser)
     commands.add_common(parser)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from experiments.common import commands
+from experiments.common.cells import Cells, with_rows
 from experiments.common.report import Column, rows_table
 from experiments.watermark import edits, metrics, scores
 from experiments.watermark.plan import AARONSON, GREEN, WatermarkPlan, add_plan, plan_of
@@ -142,21 +143,28 @@ def measure(
     say: Callable[[str], None],
     keep: Callable[[Row], None] = lambda result: None,
     done: Sequence[Row] = (),
+    ray: str | None = None,
 ) -> Row:
     """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
-    run.
+    run. ray: the address of the cluster that measures.
     """
-    say("reading")
-    study = Study(private, public, plan, say)
     result: Row = {"plan": asdict(plan), "rows": list(done)}
-    there = [(row["temperature"], method_of(row)) for row in done]
-    left = (
-        partial(cell, study, method, temperature)
-        for temperature in plan.temperatures
-        for method in METHODS
-        if (temperature, method) not in there
+    return with_rows(result, all_cells(private, public, plan), say, keep, ray)
+
+
+def all_cells(
+    private: Path, public: Path, plan: WatermarkPlan
+) -> Cells[Study, tuple[float, Method]]:
+    """Return the study's cells: temperature and method."""
+    private, public = private.absolute(), public.absolute()
+    return Cells(
+        [(temperature, method) for temperature in plan.temperatures for method in METHODS],
+        load=partial(Study, private, public, plan),
+        row=lambda study, one, say: cell(study, one[1], one[0]),
+        key=lambda one: one,
+        key_of=lambda row: (row["temperature"], method_of(row)),
+        reads=(private, public),
     )
-    return commands.with_rows(result, left, keep)
 
 
 # ---- the report
@@ -226,6 +234,7 @@ def in_results(result: Row, origin: str) -> list[str]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Each cell is written at once, and the same command goes on."
     add_plan(parser, "of a method", TOKENS)
+    commands.add_cluster(parser)
     commands.add_common(parser)
 
 

@@ -154,6 +154,10 @@ STUDIES = {
         "experiments.cost_model.prices",
         "what `estimate` computes with, on this machine: runs of small models",
     ),
+    "experiment capacity": (
+        "experiments.cost_model.capacity",
+        "tokens an hour of several machines at each party, predicted by the cost model",
+    ),
     "experiment exact": (
         "experiments.completions.exact",
         "exact messages and bytes, and whether the documents say the same",

@@ -33,7 +33,10 @@ def joined(address: str) -> Iterator[Any]:
     _check_answers(address)
     try:
         context = ray.init(
-            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
         )
     except (ConnectionError, RuntimeError, ValueError, OSError) as exc:
         first = str(exc).strip().splitlines()[:1]

@@ -15,7 +15,7 @@ from models.draft import Drafter
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from spu_llm.offline.files import INBOX
-from tests.kit.cluster import Nodes, cluster_of
+from tests.cluster.machines import Machines, machines
 from tests.kit.pair import Pair
 from tests.kit.patience import RUN_S
 from tests.kit.processes import Start
@@ -25,8 +25,8 @@ BESIDE = "batches made beside whatever uses the stock"
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with cluster_of(1) as nodes:
+def nodes() -> Iterator[Machines]:
+    with machines(1) as nodes:
         yield nodes
 
 
@@ -40,7 +40,7 @@ def greedy(model: Path, text: str, tokens: int) -> str:
 
 @pytest.mark.slow
 def test_an_open_chat_takes_what_producers_make(
-    start: Start, pair: Pair, nodes: Nodes, tmp_path: Path
+    start: Start, pair: Pair, nodes: Machines, tmp_path: Path
 ) -> None:
     model = Path(shutil.copytree(pair.private, tmp_path / "model"))
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))

@@ -14,7 +14,7 @@ import pytest
 from models.family import logits
 from models.hf import load_model
 from models.tokenizer import Tokenizer
-from tests.kit.cluster import Nodes, cluster_of
+from tests.cluster.machines import Machines, machines
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S, RUN_S
 from tests.kit.processes import Command, Start
@@ -24,8 +24,8 @@ REQUEST = ["--max-new-tokens", str(NEW), "--standard", "--temperature", "0"]
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with cluster_of(2) as nodes:
+def nodes() -> Iterator[Machines]:
+    with machines(2) as nodes:
         yield nodes
 
 
@@ -34,7 +34,7 @@ def port(start: Start, pair: Pair, tmp_path: Path) -> int:
     return start(*pair.serve("--pool", str(tmp_path / "provider"))).until_listening()
 
 
-def prepare(start: Start, pair: Pair, port: int, pool: Path, nodes: Nodes, *more: str) -> Command:
+def prepare(start: Start, pair: Pair, port: int, pool: Path, nodes: Machines, *more: str) -> Command:
     return start(
         "prepare",
         *("--server", f"127.0.0.1:{port}", "--insecure", "--pool", str(pool)),
@@ -62,7 +62,7 @@ def greedy(pair: Pair) -> list[int]:
 
 
 def test_a_completion_takes_what_pairs_made(
-    start: Start, pair: Pair, port: int, nodes: Nodes, tmp_path: Path
+    start: Start, pair: Pair, port: int, nodes: Machines, tmp_path: Path
 ) -> None:
     pool, file = tmp_path / "client", tmp_path / "made.json"
     client = prepare(start, pair, port, pool, nodes, "--steps", str(NEW - 1), "--json", str(file))
@@ -86,7 +86,7 @@ def test_a_lost_machine_costs_what_it_was_making(
     start: Start, pair: Pair, port: int, tmp_path: Path
 ) -> None:
     pool, file = tmp_path / "client", tmp_path / "made.json"
-    with cluster_of(2) as nodes:
+    with machines(2) as nodes:
         options = ["--steps", str(NEW - 1), "--json", str(file)]
         client = prepare(start, pair, port, pool, nodes, *options)
         client.until("stderr", "making correlated randomness, 1 of")

@@ -24,7 +24,7 @@ from spu_llm.offline.files import INBOX, open_folder
 from spu_llm.offline.inbox import Parcel
 from spu_llm.offline.pool import Pool
 from spu_llm.systems.decoding.records import MAX_BESIDE, Ahead, PrepareRequest
-from tests.kit.cluster import Nodes, cluster_of
+from tests.cluster.machines import Machines, machines
 from tests.kit.dealing import TRIPLE
 
 REQUEST = PrepareRequest(5, 7, 2, 0.5, steps=3)
@@ -47,13 +47,13 @@ def test_all_is_dealt_out_evenly(lacking: list[int], items: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with cluster_of(2) as nodes:
+def nodes() -> Iterator[Machines]:
+    with machines(2) as nodes:
         yield nodes
 
 
 @pytest.fixture
-def cluster(nodes: Nodes) -> Iterator[tuple[Any, str]]:
+def cluster(nodes: Machines) -> Iterator[tuple[Any, str]]:
     with joined(nodes.address) as ray:
         yield ray, nodes.address
 
@@ -206,7 +206,7 @@ def test_whoever_waits_can_end_it(cluster: tuple[Any, str], tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_head_that_is_lost_is_noticed(tmp_path: Path) -> None:
-    with cluster_of(1) as nodes, joined(nodes.address) as ray:
+    with machines(1) as nodes, joined(nodes.address) as ray:
         begun: list[float] = []
 
         def look() -> None:
