@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from spu_llm.core.errors import InputError, PeerError
@@ -15,8 +17,8 @@ from spu_llm.net.address import host_and_port
 
 NAMESPACE = "spu-llm"
 _TLS = "RAY_USE_TLS"
-# How long Ray waits for a head that is gone before it ends the process, which then ends with no
-# word of ours: `Head` notices first.
+# How long Ray waits for a head that is gone before it ends the process: this program outlives it,
+# and `Head` says so.
 _PATIENCE, _PATIENCE_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "86400"
 _ANSWER_S = 5.0
 LOST_S = 5.0  # without an answer of the head
@@ -31,6 +33,7 @@ def joined(address: str) -> Iterator[Any]:
     """
     ray = imported()
     _check_answers(address)
+    terminate = signal.getsignal(signal.SIGTERM)
     try:
         context = ray.init(
             address=address,
@@ -44,11 +47,24 @@ def joined(address: str) -> Iterator[Any]:
             f"--ray {address}: no cluster answers there: {''.join(first)[:200]}; start one with "
             f"`ray start --head --include-dashboard=false`"
         ) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, terminate)  # which Ray has taken
+    _silence(ray)
     try:
         _check_closed(ray, address, context.dashboard_url)
         yield ray
     finally:
         ray.shutdown()
+
+
+def _silence(ray: Any) -> None:
+    """End the thread that prints what Ray says of lost processes, which this program tells by
+    itself: once the head is lost, that thread takes a whole core.
+    """
+    with suppress(AttributeError):  # a version of Ray that has no such thread
+        driver = ray._private.worker.global_worker
+        driver.threads_stopped.set()
+        driver.gcs_error_subscriber.close()
 
 
 def imported() -> Any:

@@ -33,7 +33,9 @@ MEMORY_BYTES = 1 << 30  # of a producer and its worker, as Ray is told
 START_S = 60.0  # for the first machine to have room for a producer
 OTHERS_S = 5.0  # for others, from then on
 _LOOK_S = 0.2
-_ITEMS_A_PAIR = 3  # the pairs end at about the same time, and a session's start costs little
+# The pairs end at about the same time. A session's start takes some seconds and 6 MB.
+_ITEMS_A_PAIR = 3
+_LEAST_BATCHES = 40  # of an item, if that leaves one for each pair
 _AHEAD = 2  # batches that wait to be fetched, of each pair
 
 
@@ -82,7 +84,8 @@ class ClusterProducers:
             head.look()
             look()
 
-        items = deque(dealt(lacking, _ITEMS_A_PAIR * self._count))
+        most = max(self._count, sum(lacking) // _LEAST_BATCHES)
+        items = deque(dealt(lacking, min(most, _ITEMS_A_PAIR * self._count)))
         pairs = self._started(min(self._count, len(items)), looks)
         batches, total = 0, sum(lacking)
         results: list[dict[str, Any]] = []

@@ -13,8 +13,6 @@ an actor that waits for resources; for other tools, `--metrics` says how many wa
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -50,23 +48,8 @@ def cluster_workers(address: str, options: ServeOptions, log: Log) -> Iterator[C
     """Yield where workers run in the cluster whose head is at `address`. InputError for a cluster
     that cannot be used (`connection.joined`).
     """
-    # A front door outlives the head of its cluster; by itself, Ray would end this process.
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(10**9))
-    terminate = signal.getsignal(signal.SIGTERM)
     with joined(address) as ray:
-        signal.signal(signal.SIGTERM, terminate)  # Ray has taken it
-        _silence(ray)
         yield ClusterWorkers(Actors(ray), options, log)
-
-
-def _silence(ray: Any) -> None:
-    """End the thread that prints what Ray says of lost processes, which this program's log tells
-    by itself: once the head is lost, that thread takes a whole core.
-    """
-    with suppress(AttributeError):  # a version of Ray that has no such thread
-        driver = ray._private.worker.global_worker
-        driver.threads_stopped.set()
-        driver.gcs_error_subscriber.close()
 
 
 class ClusterWorkers:

@@ -109,7 +109,9 @@ def test_a_copy_that_a_power_cut_left_is_removed(parties: Parties, tmp_path: Pat
         shutil.copytree(folder(parties, rank) / INBOX, tmp_path / f"copy {rank}")
     again(parties)
     for rank in RANKS:
-        shutil.copytree(tmp_path / f"copy {rank}", folder(parties, rank) / INBOX, dirs_exist_ok=True)
+        shutil.copytree(
+            tmp_path / f"copy {rank}", folder(parties, rank) / INBOX, dirs_exist_ok=True
+        )
     again(parties)
     assert parties.available(TRIPLE) == UNITS
     assert not any(waiting(parties, rank) for rank in RANKS)
