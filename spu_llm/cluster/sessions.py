@@ -75,7 +75,11 @@ class ClusterWorkers:
         self._log(journal.waiting(session))
         placing = _Placing(self._actors, self._holders, task)
         worker = placing.result(look)
-        self._log(journal.placed(session, worker.machine))
+        try:
+            self._log(journal.placed(session, worker.machine))
+        except BaseException:  # an audit file that is full
+            worker.stop()
+            raise
         return worker
 
 
