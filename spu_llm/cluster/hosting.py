@@ -8,15 +8,18 @@ actor's process ends with the session, and with the front door's connection for 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +32,7 @@ from spu_llm.cluster.weights import HeldWeights, opened
 from spu_llm.core.errors import PeerError, PoolError, SpuLlmError, WorkerError
 from spu_llm.net.frames import StreamType
 from spu_llm.net.identity import OneTime
+from spu_llm.offline import inbox
 from spu_llm.service.supervisor import Worker, kept_folders
 from spu_llm.service.task import Task
 
@@ -37,19 +41,22 @@ KILLED_S = 10.0  # for Ray to end this process, as the front door asks it to
 LAST_S = 30.0  # for it to take what a worker has sent that has ended
 USAGE_S = 0.5  # between reports of what the worker uses, which are signs of life
 EVENT, USAGE, OPENED, ENDED = "event", "usage", "opened", "ended"  # words to the front door
+PARCEL = "parcel"  # another one: a batch of correlated randomness
 TASK, TELL = "task", "tell"  # words from it
 
 
 @dataclass(frozen=True)
 class Hosted:
     """What a machine is told of a session. `program`: the place of its record; `held`: the weights;
-    `hints`: the folder of their hints (`SharedHints`); `front_door`: the certificate that it shows.
+    `hints`: the folder of their hints (`SharedHints`); `front_door`: the certificate that it shows;
+    `makes`: batches of correlated randomness for the inbox of the front door's pool.
     """
 
     program: str
     held: HeldWeights
     hints: str
     front_door: str
+    makes: bool = False
 
 
 class Host:
@@ -70,11 +77,13 @@ class Host:
 
 def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception]) -> None:
     """Run a session's worker to its end, then end this process, which has no other purpose."""
+    # Of batches, each of which leaves at once.
+    staged = Path(tempfile.mkdtemp(prefix="spu-llm-")) if hosted.makes else None
     try:
         weights = opened(hosted.held)
         hints = folder_here(hosted.hints)
         with _own_import_path():
-            worker = Worker(hosted.program, [weights], writes=kept_folders(hints, None))
+            worker = Worker(hosted.program, [weights], writes=kept_folders(hints, staged))
         landing = Landing(host, OneTime.made(), hosted.front_door)
     except (SpuLlmError, OSError) as exc:
         ours = isinstance(exc, SpuLlmError)
@@ -83,13 +92,15 @@ def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception])
     started.put(landing.endpoint)
     try:
         framed = landing.words.get(timeout=FRONT_DOOR_S)
-        _pass_words(framed, landing, worker, hints, weights)
+        _pass_words(framed, landing, worker, hints, weights, staged)
         framed.close()
     except (queue.Empty, PeerError):
         pass
     finally:
         worker.stop()
         landing.close()
+        if staged is not None:
+            shutil.rmtree(staged, ignore_errors=True)
         time.sleep(KILLED_S)
         os._exit(0)
 
@@ -113,7 +124,7 @@ def _own_import_path() -> Iterator[None]:
 
 
 def _pass_words(
-    framed: Framed, landing: Landing, worker: Worker, hints: Path, weights: int
+    framed: Framed, landing: Landing, worker: Worker, hints: Path, weights: int, staged: Path | None
 ) -> None:
     """Pass words both ways until the worker or the connection has ended."""
 
@@ -130,7 +141,7 @@ def _pass_words(
                     if kind == TASK:
                         with contextlib.suppress(PoolError):  # the worker says so
                             keep_key(hints, bytes.fromhex(key[0]))
-                        worker.submit(_here(Task(**said), hints, weights))
+                        worker.submit(_here(Task(**said), hints, weights, staged))
                     else:
                         worker.tell(**said)
         except PeerError:
@@ -140,7 +151,10 @@ def _pass_words(
     threading.Thread(target=listen, name="words", daemon=True).start()
     try:
         while True:
-            if (event := worker.next_event(USAGE_S)) is not None:
+            event = worker.next_event(USAGE_S)
+            for parcel in () if staged is None else inbox.hand_over(staged):
+                framed.say(PARCEL, parcel.kind, parcel.id, encoded(parcel.files))
+            if event is not None:
                 _pass_event(event, framed, landing, worker, announce)
             framed.say(USAGE, worker.cpu_s(), worker.memory_bytes())
     except WorkerError as exc:
@@ -165,7 +179,21 @@ def _pass_event(
     landing.open(side, announce)
 
 
-def _here(task: Task, hints: Path, weights: int) -> Task:
+def _here(task: Task, hints: Path, weights: int, staged: Path | None) -> Task:
     """Return a task as it is on this machine, which keeps no correlated randomness."""
     own = task.own | {"weights": weights, "disk_bytes": {}}
-    return replace(task, own=own, hints_dir=str(hints))
+    pool_dir = None if staged is None else str(staged)
+    return replace(task, own=own, hints_dir=str(hints), pool_dir=pool_dir)
+
+
+def encoded(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return contents of files as words have them."""
+    return {name: base64.b64encode(data).decode() for name, data in files.items()}
+
+
+def decoded(files: Mapping[str, str]) -> dict[str, bytes]:
+    """Return contents of files out of words; PeerError where they are none."""
+    try:
+        return {name: base64.b64decode(data, validate=True) for name, data in files.items()}
+    except (ValueError, AttributeError, TypeError):
+        raise PeerError("words that are no files") from None

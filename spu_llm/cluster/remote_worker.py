@@ -10,9 +10,10 @@ from dataclasses import asdict
 from typing import Any
 
 from spu_llm.cluster.bridge import UNHEARD_S, WORDS, BridgedSide, Dialer
-from spu_llm.cluster.hosting import ENDED, EVENT, OPENED, TASK, TELL, USAGE
-from spu_llm.core.errors import PeerError, WorkerError
+from spu_llm.cluster.hosting import ENDED, EVENT, OPENED, PARCEL, TASK, TELL, USAGE, decoded
+from spu_llm.core.errors import PeerError, PoolError, WorkerError
 from spu_llm.net.frames import StreamType
+from spu_llm.offline.inbox import Parcel
 from spu_llm.service.task import Task
 
 
@@ -22,16 +23,22 @@ class RemoteWorker:
     """
 
     def __init__(
-        self, machine: str, dialer: Dialer, hints_key: bytes, release: Callable[[], None]
+        self,
+        machine: str,
+        dialer: Dialer,
+        hints_key: bytes,
+        release: Callable[[], None],
+        deliver: Callable[[Parcel], None] | None = None,
     ) -> None:
         """Connect to a worker that was started. machine: as errors name it. hints_key: of the
-        model's hints. release: gives up the machine's resources. WorkerError when the machine
-        cannot be reached.
+        model's hints. release: gives up the machine's resources. deliver: stores a batch that the
+        worker has made; PoolError, which ends the worker, when that cannot be. WorkerError when the
+        machine cannot be reached.
         """
         self.apart = True  # what the front door reaches it by is its own
         self.killed = False
         self.machine, self._dialer, self._release = machine, dialer, release
-        self._hints_key = hints_key
+        self._hints_key, self._deliver = hints_key, deliver
         try:
             self._framed = dialer.dial(WORDS)
         except PeerError as exc:
@@ -138,6 +145,11 @@ class RemoteWorker:
                 self._usage = cpu_s, memory
             case [kind, door, number] if kind == OPENED and self._side is not None:
                 self._side.announce(StreamType(door), number)
+            case [kind, name, id_, files] if kind == PARCEL and self._deliver is not None:
+                try:
+                    self._deliver(Parcel(str(name), str(id_), decoded(files)))
+                except PoolError as exc:
+                    raise _Ended(str(exc), False) from None
             case [kind, last, killed] if kind == ENDED:
                 raise _Ended(last, killed)
             case _:

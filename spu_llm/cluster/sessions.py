@@ -4,8 +4,9 @@ The front door, which is the process `serve`, keeps everything but the worker: i
 connections, tickets, limits and records. A session's worker runs where Ray finds room for it: cores
 and memory of its own, and on each machine the memory of its model once.
 
-What writes to the front door's disk runs at the front door, as without a cluster: a session with
-correlated randomness in `--pool`, one with folders of the served system's own, and studies.
+What writes to the front door's disk runs at the front door, as without a cluster: a session that
+has the correlated randomness in `--pool`, one with folders of the served system's own, and studies.
+One that makes batches for the inbox of `--pool` runs anywhere: the front door stores them.
 
 A cluster that grows by itself (Ray's autoscaler) sees sessions that wait as demand, since each is
 an actor that waits for resources; for other tools, `--metrics` says how many wait.
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from spu_llm.cluster.actors import Actors
@@ -27,9 +29,14 @@ from spu_llm.cluster.hosting import Hosted
 from spu_llm.cluster.remote_worker import RemoteWorker
 from spu_llm.cluster.shared_hints import SharedHints
 from spu_llm.cluster.weights import HeldWeights
-from spu_llm.core.errors import BusyError, WorkerError
+from spu_llm.core.errors import BusyError, PoolError, WorkerError
+from spu_llm.core.values import PROVIDER
 from spu_llm.net.identity import OneTime
-from spu_llm.service import journal, programs
+from spu_llm.offline import inbox
+from spu_llm.offline.files import open_folder
+from spu_llm.offline.inbox import Parcel
+from spu_llm.offline.stock import Budget, room_in
+from spu_llm.service import agreeing, journal, programs
 from spu_llm.service.admission import Admitted
 from spu_llm.service.journal import Log, Record, Session
 from spu_llm.service.provider import ServeOptions
@@ -70,7 +77,8 @@ class ClusterWorkers:
     def start(self, session: Session, admitted: Admitted, look: Look) -> SessionWorker:
         """See `Workers.start`."""
         task = admitted.task
-        if task.pool_dir is not None or admitted.writes or task.program in programs.STUDIES:
+        writes = bool(task.pool_dir is not None or admitted.writes)
+        if task.program in programs.STUDIES or (writes and not _is_beside(task)):
             return self._here.start(session, admitted, look)
         self._log(journal.waiting(session))
         placing = _Placing(self._actors, self._holders, task)
@@ -81,6 +89,31 @@ class ClusterWorkers:
             worker.stop()
             raise
         return worker
+
+
+def _is_beside(task: Task) -> bool:
+    """Return whether a session makes batches beside the one that has the pool."""
+    program = programs.find(task.program)
+    return program.beside(agreeing.job_of(program, task).request)
+
+
+def _delivery(task: Task) -> Callable[[Parcel], None] | None:
+    """Return what stores batches of a session in the inbox of its client's folder; None where it
+    makes none.
+    """
+    if task.pool_dir is None:
+        return None
+    folder = Path(task.pool_dir)
+    budgets = [Budget(Path(at), limit) for at, limit in task.own["disk_bytes"].items()]
+
+    def deliver(parcel: Parcel) -> None:
+        open_folder(folder)
+        room = room_in(budgets)
+        if room is not None and room < sum(map(len, parcel.files.values())):
+            raise PoolError("there is no room for more correlated randomness")
+        inbox.deliver(folder, parcel, PROVIDER)
+
+    return deliver
 
 
 class _Placing:
@@ -156,11 +189,16 @@ class _Placing:
     ) -> RemoteWorker:
         own = OneTime.made()
         program = programs.place_of(self._task.program)
-        hosted = Hosted(program, held, hints.folder, own.certificate)
+        makes = self._task.pool_dir is not None
+        hosted = Hosted(program, held, hints.folder, own.certificate, makes)
         try:
             endpoint = self._actors.answer(host.start.remote(hosted, machine), START_S)
         except TimeoutError:
             raise WorkerError(f"machine {machine} started no worker in {START_S:g} s") from None
         return RemoteWorker(
-            machine, Dialer(own, endpoint), hints.key, lambda: self._actors.kill(host)
+            machine,
+            Dialer(own, endpoint),
+            hints.key,
+            lambda: self._actors.kill(host),
+            _delivery(self._task),
         )

@@ -372,7 +372,7 @@ class PartySession:
         """Agree with the peer to use what both have kept, from the same unit on."""
         self._channel.send(pool.inventory())
         pool.resume(self._channel.recv())
-        if self.pool_folder is not None:
+        if self.pool_folder is not None or self.inbox_folder is not None:
             for learner in (CLIENT, PROVIDER):
                 self.ledger.declare(learner, "which sessions had the other one's pool directory")
         traffic = self._channel.traffic.since(since)

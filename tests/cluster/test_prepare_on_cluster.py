@@ -16,7 +16,7 @@ from models.hf import load_model
 from models.tokenizer import Tokenizer
 from tests.cluster.machines import Machines, machines
 from tests.kit.pair import Pair
-from tests.kit.patience import END_S, RUN_S
+from tests.kit.patience import END_S, RUN_S, eventually
 from tests.kit.processes import Command, Start
 
 PROMPT, NEW = "def read(", 3
@@ -120,3 +120,24 @@ def test_both_parties_here_need_no_cluster(start: Start, pair: Pair, tmp_path: P
     where = ["--model", str(pair.private), "--pool", str(tmp_path / "pool")]
     client = start("prepare", *where, "--prompt", PROMPT, "--ray", "127.0.0.1:1")
     client.assert_failed(2, "give --server HOST:PORT", within_s=END_S)
+
+
+@pytest.mark.slow
+def test_both_parties_may_have_a_cluster(start: Start, pair: Pair, tmp_path: Path) -> None:
+    """The provider's halves run on its machine, and their batches come to its front door."""
+    pool, file, theirs = tmp_path / "client", tmp_path / "made.json", tmp_path / "provider"
+    with machines(2) as nodes, machines(1) as of_provider:
+        serve = pair.serve("--pool", str(theirs), "--ray", of_provider.address, "--jobs", "1")
+        server = start(*serve)
+        assert eventually(lambda: "serving " in server.stdout, RUN_S)
+        line = next(one for one in server.stdout.splitlines() if one.startswith("serving "))
+        port = int(line.rpartition(":")[2])
+        options = ["--steps", str(NEW - 1), "--json", str(file), "--pairs", "1"]
+        client = prepare(start, pair, port, pool, nodes, *options)
+        assert eventually(lambda: bool(of_provider.workers()), RUN_S)
+        assert client.wait(3 * RUN_S) == 0, client.stderr
+        assert "failed" not in client.stderr
+        rows = json.loads(file.read_text())["correlations"]
+        assert all(row["made_units"] == row["available_units"] for row in rows)
+        result = completed(start, pair, port, pool, tmp_path / "text.json")
+        assert result["token_ids"] == greedy(pair)
