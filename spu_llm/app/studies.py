@@ -28,6 +28,10 @@ STUDIES = {
         "experiments.benchmarks.products_bench",
         "silent products with weights, by matrix",
     ),
+    "bench producers": (
+        "experiments.benchmarks.producers",
+        "how fast pairs of producers on a cluster make correlated randomness",
+    ),
     "bench network": (
         "experiments.benchmarks.network_bench",
         "what emulated networks give: round trips, throughput",
