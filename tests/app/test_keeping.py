@@ -271,6 +271,7 @@ def test_two_machines_from_the_first_stock_to_the_end(
     assert kind.units == 48 + 16 - 40
 
 
+@pytest.mark.slow
 def test_one_machine_ends_by_ctrl_c(start: Start, pair: Pair, tmp_path: Path) -> None:
     pool = tmp_path / "pool"
     client = start(
@@ -295,6 +296,7 @@ def test_one_machine_ends_by_ctrl_c(start: Start, pair: Pair, tmp_path: Path) ->
     assert len(stock.stocks(pool)) == 2
 
 
+@pytest.mark.slow
 def test_a_completion_gets_a_directory_in_use_by_watch(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:

@@ -145,6 +145,7 @@ def test_the_directories_hold_what_was_told(prepared: Prepared) -> None:
         assert {kind.name: (kind.units, kind.disk_bytes) for kind in listed.kinds} == told
 
 
+@pytest.mark.slow
 def test_a_step_that_the_disk_has_no_room_for_is_refused(
     start: Start, pair: Pair, server: Command, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from spu_llm.api.defaults import shipped
 from spu_llm.app.cli import main
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_set_is_split_by_document(name: str) -> None:
     one, again = task_set(name), task_set(name)

@@ -287,6 +287,7 @@ def _watched(
     return result, units, ended[0] if ended else Traffic()
 
 
+@pytest.mark.slow
 def test_the_offline_price_is_all_that_is_made(tiny_pair: tuple[Path, Path]) -> None:
     """Nothing is made, sent or timed outside the parts of a run: a tiny completion's units and
     bytes, counted inside SPU's runtime and at the channel, against its costs.

@@ -187,6 +187,7 @@ def test_the_grid_has_every_method_once() -> None:
     assert DpTextCell("public-only", None, 1, 50).state(DpTextPlan(most_calls=10)) == "TLE"
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_tiny_model(
     tmp_path: Path,
     tiny_pair: tuple[Path, Path],

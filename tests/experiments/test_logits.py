@@ -125,6 +125,7 @@ def test_a_coarser_table_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> No
     assert actual.failures and actual.failures[0].startswith("largest error 0.1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exact", "low", "high"), [("gelu", 0.0, 0.0008), ("rms_norm", 0.0015, 0.002)]
 )

@@ -139,6 +139,7 @@ def _ratios(system: str, actual: Prices) -> Iterator[tuple[str, float]]:
         yield name, sum(p[name] for p in predicted) / taken
 
 
+@pytest.mark.slow
 def test_correlations_of_complete_generations() -> None:
     """Within a third in seconds, since machines vary, and a sixth in the rest: rejected drafts take
     more than steps that accept them all. A direction's bytes are within a fifth: bits times words

@@ -328,6 +328,7 @@ def test_few_texts_cannot_be_split() -> None:
 # ---- the student
 
 
+@pytest.mark.slow
 def test_a_model_accepts_all_that_it_answered(tmp_path: Path) -> None:
     """And another one as much as the sum of the least of both distributions: its own logits."""
     config = CONFIGS[1]
@@ -393,6 +394,7 @@ def test_a_student_learns(tmp_path: Path) -> None:
     assert tokens == sorted(tokens) and tokens[0] == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
     wanted, whole = fitted(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -512,6 +514,7 @@ def test_an_encoder_reads_the_source_of_an_answer() -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_encoders_answers_are_kept_and_learnt(tmp_path: Path) -> None:
     answers = t5_answers()
     write_part(tmp_path, "given", Begun(1, 7, 9), answers, ORIGIN_OF_ALL)

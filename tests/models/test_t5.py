@@ -174,6 +174,7 @@ def test_no_activation_passes_its_bound_and_some_come_near() -> None:
     assert np.abs(value).max() <= bounds[4].value
 
 
+@pytest.mark.slow
 def test_ranges_are_chosen_on_what_the_model_writes() -> None:
     params: Any = random_params(FEW)
     params["embed"] = 300.0 * params["embed"]

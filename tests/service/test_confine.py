@@ -244,6 +244,7 @@ def test_a_worker_reads_its_own_files_alone(start: Start, pair: Pair, tmp_path: 
     assert f"read {own.stat().st_size} bytes" in collected[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["client", "provider"])
 def test_a_worker_has_its_peers_correlations_alone(
     start: Start, pair: Pair, tmp_path: Path, role: str

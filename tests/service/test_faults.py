@@ -109,6 +109,7 @@ def test_a_killed_provider_ends_the_client(
     check_streamed(command, phase)
 
 
+@pytest.mark.slow
 @cases("phase", [("prefilling",)], [("decoding",)])
 def test_the_client_s_worker_killed_ends_both(
     both: Callable[[str, str], tuple[Command, Command]], program: str, phase: str
@@ -133,6 +134,7 @@ def test_a_killed_client_ends_serve_once(
     client.assert_gone(2)
 
 
+@pytest.mark.slow
 @cases("phase", [], [("decoding",)])
 def test_a_frozen_provider_ends_the_client(
     demo: Callable[[str, str], Command], program: str, phase: str
@@ -170,6 +172,7 @@ def test_ctrl_c(demo: Callable[[str, str], Command], program: str, phase: str, g
     check_streamed(command, phase)
 
 
+@pytest.mark.slow
 @cases(
     "phase signum",
     [("prefilling", signal.SIGKILL)],
@@ -261,6 +264,7 @@ def test_a_spoilt_connection_ends_both(
 # ---- no progress
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "fault"),
     [
@@ -297,6 +301,7 @@ def test_a_slow_worker_is_waited_for(start: Start, pair: Pair) -> None:
     assert "decoding" in demo.stderr
 
 
+@pytest.mark.slow
 def test_a_peer_whose_worker_says_nothing_is_given_up(start: Start, pair: Pair) -> None:
     """It has agreed on the settings and shows life, but no byte of its worker ever comes."""
     server = start(*pair.serve("--once"), stub="", SPU_LLM_STALL_S=str(STALL_S))

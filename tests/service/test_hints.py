@@ -53,6 +53,7 @@ def test_every_command_of_a_client_bounds_its_hints(command: list[str]) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["client", "provider"])
 def test_a_worker_has_its_peers_hints_alone(
     start: Start, pair: Pair, tmp_path: Path, role: str

@@ -202,6 +202,7 @@ def test_another_content_of_a_quotas_file_is_said(folders: Path, tmp_path: Path)
     assert loaded.said["quotas"] != renewal._held.said["quotas"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])
 def test_serve_goes_on_under_what_it_reads(
     start: Start, pair: Pair, folders: Path, tmp_path: Path, inherited: signal.Handlers

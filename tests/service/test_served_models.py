@@ -241,6 +241,7 @@ def test_any_name_is_one_of_the_models_or_refused(name: Any) -> None:
 # ---- between two processes
 
 
+@pytest.mark.slow
 def test_both_complete_at_once_each_its_own_text(start: Start, two: Two, tmp_path: Path) -> None:
     """As each does alone; a client that asks for no name gets the first, and an unknown name is
     refused with the names that there are.

@@ -57,6 +57,7 @@ def test_a_minute_of_it_in_real_decoding(
     assert server.wait(END_S) == 0, server.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_a_starved_party_whose_peer_dies_ends(start: Start, pair: Pair, side: str) -> None:
     """The peer's processes are killed at once, so nobody says goodbye."""

@@ -108,6 +108,7 @@ def assert_both_end(
         assert "busy with 1 sessions" in again.stderr and time.monotonic() < deadline, again.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deed", "side"),
     [

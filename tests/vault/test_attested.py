@@ -169,6 +169,7 @@ def test_what_is_shown(tmp_path: Path) -> None:
     assert shown(path) == "a.b.c"
 
 
+@pytest.mark.slow
 def test_nobody_goes_on_without_evidence(start: Start, pair: Pair, tmp_path: Path) -> None:
     """Neither the user, with a prompt, nor the engine, with weights; with it, both do."""
     for name in ("owner", "vault", "user"):

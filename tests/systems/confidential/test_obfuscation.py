@@ -84,6 +84,7 @@ def excess(actual: dict[str, float], bound: float) -> float:
     return float((best - bound) / np.sqrt(bound * (1 - bound) / actual["tries"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_strategy_beats_the_bound(seed: int) -> None:
     """Secrets of the public model's own distribution, where the bound holds for whatever guess."""
@@ -124,6 +125,7 @@ def test_as_many_stay_as_there_is_room_for(count: int) -> None:
 PUBLIC = shipped()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

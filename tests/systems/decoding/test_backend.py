@@ -78,6 +78,7 @@ def segments_and_ops(function: Any, *args: Any) -> tuple[list[Run], list[OpCall]
     return segments, [s for s in plan.steps if isinstance(s, OpCall)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "request_",
     [

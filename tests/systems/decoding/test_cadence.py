@@ -197,6 +197,7 @@ def watch(simulation: Simulation, tokenizer: Tokenizer, slower: float) -> Any:
     return gaps, stayed == DRAFTS + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "no cadence"])
 def test_gaps_say_nothing_of_the_accepted_count(
     own_simulation: Simulation, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kept: bool

@@ -86,6 +86,7 @@ def complete(
     return client, generate(session, completion, decoder, client, provider_stream())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "verify"), [(0.8, "race"), (0.0, "token")])
 def test_chains_do_not_change_the_text(
     tokenizer: Tokenizer, temperature: float, verify: str

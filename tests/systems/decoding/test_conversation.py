@@ -215,6 +215,7 @@ def ready(new: int = 5, drafts: int = 3) -> ChatRequest:
     return replace(asked(drafts, new, 120), prompt_tokens=0, **READY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_turns_of_one_size_give_the_same_answers(tokenizer: Tokenizer, drafts: int) -> None:
     """The first turn comes like the others, each after rows that hold no text."""

@@ -269,6 +269,7 @@ def test_requests_that_cannot_be_served(change: dict[str, Any], words: str) -> N
         Request(**fields).check(PRIVATE)
 
 
+@pytest.mark.slow
 def test_hidden_rows_do_not_change_the_text(tokenizer: Tokenizer, small_blocks: None) -> None:
     """Stale rows that the client hides, and gives up when the block is full: the same tokens as
     with roll-back, over many steps.
@@ -364,6 +365,7 @@ def test_two_parties_go_on_after_the_providers_text(
         text.append(token)
 
 
+@pytest.mark.slow
 def test_a_first_row_that_fits_no_range_is_public(
     own_simulation: Simulation, tokenizer: Tokenizer
 ) -> None:

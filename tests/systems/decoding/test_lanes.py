@@ -119,6 +119,7 @@ def check(scores: list[Any], lanes: Sequence[int], weights_atol: float, logits_a
             np.testing.assert_allclose(weights[i], first, atol=weights_atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
 @pytest.mark.parametrize("lanes", [[0], [0, 1], [0, 1, 2, 3, 4]], ids=["one", "two", "five"])
 def test_a_lane_is_what_it_is_alone(lanes: list[int], hidden: bool) -> None:

@@ -100,6 +100,7 @@ def test_steps_equal_the_whole(hidden: bool) -> None:
         np.testing.assert_allclose(of_step[0], wanted, atol=2e-5)
 
 
+@pytest.mark.slow
 @hidings
 def test_two_party_logits(own_simulation: Simulation, hidden: bool) -> None:
     """Of the weights the client learns the decoder's table of positions, once, where it alone knows
@@ -167,6 +168,7 @@ def in_plaintext(tokenizer: Tokenizer, completion: Completion) -> Any:
     return client, generate(session, completion, decoder, client, provider_stream())
 
 
+@pytest.mark.slow
 def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
     completion = Completion.of(T5, Request(len(PROMPT), 12, 3, 0.0))
     client, report = in_plaintext(tokenizer, completion)

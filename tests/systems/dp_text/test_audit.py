@@ -85,6 +85,7 @@ def test_nothing_is_found_against_the_mechanism() -> None:
     assert right.true_positives > 2 * right.false_positives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [without_noise, without_clipping, null_is_run])
 def test_broken_generators_are_caught(broken: Callable[[np.ndarray, Prg], Next]) -> None:
     assert audited(broken).broken

@@ -83,6 +83,7 @@ def right(guess: Texts, truth: Texts) -> float:
     return float(np.mean(np.asarray(guess) == np.asarray(truth)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config,split", [(GPT2, ONES), (GPT2, Split(2, 0)), (GPT2, Split(0, 1)), (LLAMA, ONES)]
 )
@@ -259,6 +260,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_views_are_read(sessions: dict[str, Session], name: str) -> None:
     collected = [*suite.ATTACKS[name](sessions["plain"])]

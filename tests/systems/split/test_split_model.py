@@ -28,6 +28,7 @@ LLAMA = LlamaConfig(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 @pytest.mark.parametrize("split", [Split(1, 1), Split(0, 3), Split(2, 0)])
 def test_logits_and_gradients_are_the_whole_models(config: ModelConfig, split: Split) -> None:
