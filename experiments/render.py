@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import headline, measured_tables
-from experiments.benchmarks import connection, network_bench, products_bench
+from experiments.benchmarks import connection, network_bench, producers, products_bench
 from experiments.common import claims, saved
 from experiments.common.report import Files
 from experiments.completions import alignment, drafts, lengths, shipped, speedup, transcript, trees
@@ -236,13 +236,14 @@ TABLES: dict[str, Tables] = {
     },
     "watermark_long": single("watermark_long", watermark_long.in_results, seconds=False),
     "watermark_runs": Tables(("watermark_runs",), watermark_runs.in_results),
+    "producers": printed("producers", producers.table),
     "capacity": single("capacity", capacity.in_page, seconds=False),
     "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }
 
 
 def pages() -> list[Path]:
-    """Return the paths of the pages of results, and of the page with predicted capacity."""
+    """Return the paths of the pages of results, and of the page on more machines than one."""
     return [*sorted(RESULTS.glob("*.md")), CLUSTER]
 
 

@@ -8,15 +8,15 @@ correlated randomness, and a session's pair computes online:
     online    = s + O + R d + 8 (c + p) / b
     by cores  = 3600 N pairs / (producing + online)             tokens an hour
     by link   = 3600 N b / (8 max(c + c', p + p'))
-    by disk   = 3600 N D / S
+    by disk   = 3600 N D / (3 S)
     capacity  = min(by cores, by link, by disk)
 
 A, M, B: seconds, messages and batches of its correlated randomness; e: what producers reach of
 linear growth; s: seconds of opening a session, one for W batches and one for each completion; O, R:
 seconds of computing and rounds online; c, p: bytes online from client and from provider, c', p'
 those ahead; d, b: the network's delay and bits per second in each direction, which all pairs share;
-S: bytes of its correlated randomness that a party stores; D: bytes per second of the disk of its
-pool.
+S: bytes of its correlated randomness that a party stores, each of which is written, read and
+overwritten; D: bytes per second of the disk of its pool.
 
 Every token is a step of its own (no drafts). A session has its cores also while it waits for the
 network. The hint of the weights, once for a client, is not in it. Seconds are those of the machine
@@ -55,6 +55,7 @@ EFFICIENCY = 0.8  # of linear, that producers reach
 SETUP_S = 6.0
 ITEM_BATCHES = 300
 DISK_MB_S = 200
+DISK_TIMES = 3  # that a stored byte is written, read, and overwritten when it is used up
 _ITEMS = 256  # that are dealt in the simulation
 
 
@@ -142,7 +143,7 @@ def capacity(
     if rate:
         online += 8 * sum(of.online.values()) / rate
     hourly = {"cores": 3600 * of.tokens * pairs / (producing / plan.efficiency + online)}
-    hourly["disk"] = 3600 * of.tokens * plan.disk_mb_s * 1e6 / of.stored
+    hourly["disk"] = 3600 * of.tokens * plan.disk_mb_s * 1e6 / (DISK_TIMES * of.stored)
     if rate:
         busier = max(of.online[way] + of.ahead[way] for way in _WAYS)
         hourly["link"] = 3600 * of.tokens * rate / (8 * busier)

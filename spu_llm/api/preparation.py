@@ -78,7 +78,7 @@ class Producers(Protocol):
         folder: Path,
         on_event: OnEvent,
         look: Look,
-    ) -> Made:
+    ) -> Produced:
         """Make `lacking` batches of each kind that a completion takes, for the inbox of the peer's
         `folder` in the client's pool; return what came, which may be less. on_event hears `Making`
         and `Note`, look() may end it.
@@ -86,7 +86,7 @@ class Producers(Protocol):
 
 
 @dataclass(frozen=True)
-class Made:
+class Produced:
     """Batches that came of producers, and the result of each of their sessions that ended well."""
 
     batches: int
@@ -227,17 +227,16 @@ def make_beside(
     tokenizer: Tokenizer,
     provider: Provider,
     on_event: OnEvent,
+    look: Look,
     *,
     program: Program = PREPARATION,
     text_format: str | None = None,
 ) -> dict[str, Any]:
     """Make the batches that a request asks for, for the inboxes of both parties' pools; return the
-    session's result.
+    session's result. `look` may end it.
     """
     assert request.beside
-    result, _, _ = _session(
-        request, tokenizer, provider, on_event, lambda: None, program, text_format
-    )
+    result, _, _ = _session(request, tokenizer, provider, on_event, look, program, text_format)
     return result
 
 

@@ -16,7 +16,14 @@ from typing import Any, NoReturn
 
 from spu_llm.api.preparation import NoRoom
 from spu_llm.app.stock_tables import made_line
-from spu_llm.core.errors import PeerError, StalledError, WantedError, WorkerError
+from spu_llm.core.errors import (
+    InputError,
+    PeerError,
+    PoolError,
+    StalledError,
+    WantedError,
+    WorkerError,
+)
 from spu_llm.offline import priority_lock, stock
 from spu_llm.offline.files import IN_USE
 from spu_llm.service.supervisor import Look
@@ -81,12 +88,17 @@ def keep(
                 assert made is not None
                 left, away_s = _units_left(made), 0.0
                 say(line)
+                if beside and _is_short(made, {}):  # some that were asked for did not come
+                    left, pause_s = {}, AWAY_MOST_S
             except NoRoom as exc:
                 if made is None:
                     raise
                 left, away_s = _units_left(made), 0.0
                 say(str(exc))
-            except (PeerError, StalledError) as exc:
+            except (PeerError, StalledError, InputError, PoolError) as exc:
+                # Of the last two, only those of a cluster that is away for a while pass by.
+                if isinstance(exc, InputError | PoolError) and not beside:
+                    raise
                 if not away_s:
                     say(f"nothing can be made now, trying again: {exc}")
                 pause_s = away_s = min(max(LOOK_S, 2 * away_s), AWAY_MOST_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from spu_llm.api import preparation
 from spu_llm.api.client import Client, CompletionOptions
 from spu_llm.api.conversation import Ahead
 from spu_llm.app import keeping
-from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.errors import InputError
+from spu_llm.core.printable import one_line
 
 
 def begin(
@@ -42,10 +44,12 @@ def begin(
             return preparation.restock(counted, request, folder, producers, text_format=text.digest)
 
     def keep() -> None:
-        try:
-            keeping.keep(folder.parent, _not_made, say, restock=restock, made=counted.to_json())
-        except SpuLlmError as exc:
-            say(f"the stock is no longer filled: {exc}")
+        while True:
+            try:
+                keeping.keep(folder.parent, _not_made, say, restock=restock, made=counted.to_json())
+            except Exception as exc:  # of Ray's, too: the gateway goes on
+                say(f"the stock is not filled, trying again: {one_line(str(exc))[:300]}")
+                time.sleep(keeping.AWAY_MOST_S)
 
     threading.Thread(target=keep, name="stocking", daemon=True).start()
 

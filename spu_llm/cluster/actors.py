@@ -6,17 +6,15 @@ again by Ray.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Sequence
 from typing import Any
 
+from spu_llm.cluster.connection import check_tls, kill
 from spu_llm.cluster.hosting import Host
 from spu_llm.cluster.weights import Holder
 from spu_llm.core.errors import SpuLlmError, WorkerError
 
 SESSION_BYTES = 1 << 30  # of memory that Ray keeps free for a session, beside the weights
-_KILL_S = 2.0
 
 
 class Actors:
@@ -26,6 +24,10 @@ class Actors:
         self._ray = ray
         self._host = ray.remote(num_cpus=1, max_restarts=0, memory=SESSION_BYTES)(_Host)
         self._holder = ray.remote(num_cpus=0, max_restarts=0)(_Holder)
+
+    def check_closed(self) -> None:
+        """Raise InputError where machines have joined the cluster that speak in the clear."""
+        check_tls(self._ray)
 
     def machines(self) -> dict[str, str]:
         """Return the addresses of the machines that may run sessions, by the ids of their nodes."""
@@ -74,15 +76,7 @@ class Actors:
 
     def kill(self, actor: Any) -> None:
         """End an actor, or its waiting for room."""
-
-        def kill() -> None:
-            with contextlib.suppress(Exception):  # it has gone, or the cluster has
-                self._ray.kill(actor)
-
-        # Without the head of the cluster, Ray would wait for it.
-        killing = threading.Thread(target=kill, name="ray-kill", daemon=True)
-        killing.start()
-        killing.join(_KILL_S)
+        kill(self._ray, actor)
 
 
 class _Placed:

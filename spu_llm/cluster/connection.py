@@ -23,6 +23,7 @@ _PATIENCE, _PATIENCE_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "86400"
 _ANSWER_S = 5.0
 LOST_S = 5.0  # without an answer of the head
 _LOOK_S = 1.0
+_KILL_S = 2.0
 
 
 @contextmanager
@@ -121,12 +122,29 @@ def _check_closed(ray: Any, address: str, dashboard: str) -> None:
             f"--ray {address}: its dashboard at {dashboard} runs what anybody asks it to; start "
             "the head with --include-dashboard=false"
         )
+    check_tls(ray)
+
+
+def check_tls(ray: Any) -> None:
+    """Raise InputError for a cluster whose machines speak in the clear with each other."""
     nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     if len(nodes) > 1 and os.environ.get(_TLS) != "1":
         raise InputError(
-            f"--ray {address}: its machines speak in the clear; start all of them, and this "
+            "--ray: the machines of the cluster speak in the clear; start all of them, and this "
             f"command, with {_TLS}=1 and certificates (docs/how-to/cluster.md)"
         )
+
+
+def kill(ray: Any, actor: Any) -> None:
+    """End an actor, on a thread: without the cluster's head, Ray would wait for it."""
+
+    def end() -> None:
+        with suppress(Exception):
+            ray.kill(actor)
+
+    ending = threading.Thread(target=end, name="kill", daemon=True)
+    ending.start()
+    ending.join(_KILL_S)
 
 
 def lost(exc: BaseException, what: str) -> PeerError:

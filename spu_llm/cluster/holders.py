@@ -18,8 +18,10 @@ from spu_llm.service.served_models import ServedModel, ServedModels
 
 MEMORY_S = 20.0  # for a machine to have memory for a model
 LOAD_S = 600.0  # for it to load the model
-ANSWER_S = 5.0  # for a holder that has loaded it to show life
+WAIT_S = 10.0  # for it to load the model while a session waits, which goes elsewhere then
+ANSWER_S = 20.0  # for a holder that has loaded it to show life
 AGAIN_S = 60.0  # until a machine that had no memory for a model is asked again
+BAD_S = 600.0  # the same, of one that has another model, or cannot hold it
 
 
 @dataclass(frozen=True)
@@ -72,33 +74,51 @@ class Holders:
         return self._hints[model]
 
     def without_room(self, model: int) -> list[str]:
-        """Return the nodes that lately had no memory for a model."""
+        """Return the nodes that lately had no memory for a model, or another one."""
         now = time.monotonic()
         with self._lock:
             return [node for (node, of), until in self._full.items() if of == model and until > now]
 
-    def held(self, node: str, machine: str, model: int) -> HeldWeights | None:
+    def for_session(self, node: str, machine: str, model: int) -> HeldWeights | None:
+        """Return where a node holds a model; None when it does not, or not yet: sessions are better
+        placed elsewhere for a while.
+        """
+        try:
+            return self.held(node, machine, model, WAIT_S)
+        except TimeoutError:  # a machine that has joined loads it meanwhile
+            self._leave_out(node, model, WAIT_S)
+        except (InputError, WorkerError):
+            self._leave_out(node, model, BAD_S)
+        return None
+
+    def held(
+        self, node: str, machine: str, model: int, load_s: float = LOAD_S
+    ) -> HeldWeights | None:
         """Return where a node holds a model; None when it has no memory for it. InputError where it
-        has another model, which names the `machine`; WorkerError when the holder is lost again.
+        has another model, which names the `machine`; WorkerError when the holder is lost again;
+        TimeoutError where it still loads the model after `load_s`.
         """
         for _ in range(2):
             known = self._known_at(node, model)
             try:
                 self._actors.answer(known.place, MEMORY_S)
             except (TimeoutError, WorkerError):
-                self._forget(node, model)
-                with self._lock:
-                    self._full[node, model] = time.monotonic() + AGAIN_S
+                self._forget(node, model, known)
+                self._leave_out(node, model, AGAIN_S)
                 return None
             try:
-                held: HeldWeights = self._actors.answer(known.held, LOAD_S)
+                held: HeldWeights = self._actors.answer(known.held, load_s)
+            except InputError as exc:
+                self._forget(node, model, known)
+                raise InputError(f"machine {machine} of the cluster: {exc}") from None
+            except WorkerError:
+                self._forget(node, model, known)
+                continue
+            try:
                 self._actors.answer(known.holder.place.remote(), ANSWER_S)  # it is there still
                 return held
-            except InputError as exc:
-                self._forget(node, model)
-                raise InputError(f"machine {machine} of the cluster: {exc}") from None
             except (TimeoutError, WorkerError):
-                self._forget(node, model)
+                self._forget(node, model, known)
         raise WorkerError(f"machine {machine} of the cluster does not keep the model in memory")
 
     def _known_at(self, node: str, model: int) -> _Known:
@@ -110,11 +130,18 @@ class Holders:
                 self._known[node, model] = known
             return known
 
-    def _forget(self, node: str, model: int) -> None:
+    def _leave_out(self, node: str, model: int, seconds: float) -> None:
+        """Let no session ask a node for a model for so long."""
         with self._lock:
-            known = self._known.pop((node, model), None)
-        if known is not None:
-            self._actors.kill(known.holder)
+            self._full[node, model] = time.monotonic() + seconds
+
+    def _forget(self, node: str, model: int, known: _Known) -> None:
+        """End a holder, unless another session has done so already."""
+        with self._lock:
+            if self._known.get((node, model)) is not known:
+                return
+            del self._known[node, model]
+        self._actors.kill(known.holder)
 
     def _weights(self, model: ServedModel) -> ServedWeights:
         ranges = self._options.ranges

@@ -77,32 +77,30 @@ class Host:
 
 def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception]) -> None:
     """Run a session's worker to its end, then end this process, which has no other purpose."""
-    # Of batches, each of which leaves at once.
-    staged = Path(tempfile.mkdtemp(prefix="spu-llm-")) if hosted.makes else None
-    try:
-        weights = opened(hosted.held)
-        hints = folder_here(hosted.hints)
-        with _own_import_path():
-            worker = Worker(hosted.program, [weights], writes=kept_folders(hints, staged))
-        landing = Landing(host, OneTime.made(), hosted.front_door)
-    except (SpuLlmError, OSError) as exc:
-        ours = isinstance(exc, SpuLlmError)
-        started.put(exc if ours else WorkerError(f"no port for the session: {exc}"))
-        return
-    started.put(landing.endpoint)
-    try:
-        framed = landing.words.get(timeout=FRONT_DOOR_S)
-        _pass_words(framed, landing, worker, hints, weights, staged)
-        framed.close()
-    except (queue.Empty, PeerError):
-        pass
-    finally:
-        worker.stop()
-        landing.close()
-        if staged is not None:
-            shutil.rmtree(staged, ignore_errors=True)
-        time.sleep(KILLED_S)
-        os._exit(0)
+    with contextlib.ExitStack() as held:
+        try:
+            staged = None
+            if hosted.makes:  # of batches, each of which leaves at once
+                staged = Path(tempfile.mkdtemp(prefix="spu-llm-"))
+                held.callback(shutil.rmtree, staged, ignore_errors=True)
+            weights = opened(hosted.held)
+            hints = folder_here(hosted.hints)
+            with _own_import_path():
+                worker = Worker(hosted.program, [weights], writes=kept_folders(hints, staged))
+            held.callback(worker.stop)
+            landing = Landing(host, OneTime.made(), hosted.front_door)
+            held.callback(landing.close)
+        except Exception as exc:
+            ours = isinstance(exc, SpuLlmError)
+            started.put(exc if ours else WorkerError(f"the session's worker did not start: {exc}"))
+            return
+        started.put(landing.endpoint)
+        with contextlib.suppress(queue.Empty, PeerError):
+            framed = landing.words.get(timeout=FRONT_DOOR_S)
+            held.callback(framed.close)
+            _pass_words(framed, landing, worker, hints, weights, staged)
+    time.sleep(KILLED_S)
+    os._exit(0)
 
 
 @contextmanager
@@ -157,6 +155,8 @@ def _pass_words(
             if event is not None:
                 _pass_event(event, framed, landing, worker, announce)
             framed.say(USAGE, worker.cpu_s(), worker.memory_bytes())
+    except PoolError as exc:
+        framed.say(ENDED, str(exc), False)
     except WorkerError as exc:
         framed.say(ENDED, str(exc), worker.killed)
     left.wait(LAST_S)  # what the worker has sent may still be on its way

@@ -12,14 +12,14 @@ import queue
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spu_llm.api.events import Event
 from spu_llm.api.preparation import make_beside
 from spu_llm.api.provider import Provider
-from spu_llm.core.errors import BusyError, SpuLlmError
+from spu_llm.core.errors import BusyError, SpuLlmError, WantedError
 from spu_llm.net.identity import load
 from spu_llm.offline import inbox
 from spu_llm.offline.files import create, open_folder
@@ -31,7 +31,7 @@ from spu_llm.systems.decoding.records import Ahead
 
 
 @dataclass(frozen=True)
-class Way:
+class ProviderAddress:
     """How a producer reaches the provider: as `Server`, but the identity is read on the producer's
     machine, from the same paths. `secret`: the client's, of its pool directory, by which both
     parties know whose batches they are.
@@ -43,12 +43,12 @@ class Way:
     identity: Path | None
     trust: Path | None
     served_model: str
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     @staticmethod
-    def to(server: Server, secret: bytes) -> Way:
+    def to(server: Server, secret: bytes) -> ProviderAddress:
         own = server.identity
-        return Way(
+        return ProviderAddress(
             server.host,
             server.port,
             server.network,
@@ -67,7 +67,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ended:
+class WorkEnded:
     """How an item of work ended: with its session's result, or with an error in words; `busy`: the
     provider has no place for one more session.
     """
@@ -78,27 +78,32 @@ class Ended:
 
 
 class Producer:
-    """A producer at the client; an actor of Ray's."""
+    """A producer at the client; an actor of Ray's, whose methods may run beside each other."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: ProviderAddress) -> None:
         self._way = way
+        self._stop = threading.Event()
+
+    def end(self) -> None:
+        """End the session under way, and leave nothing of it on this machine's disk."""
+        self._stop.set()
 
     def ready(self) -> str:
         """Return the name of the machine, once there is a process for this producer."""
         return os.uname().nodename
 
-    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | Ended]:
+    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | WorkEnded]:
         """Yield each batch of a session that makes what the request asks for, then how it ended.
         `digest`: of the format of the provider's text, as the request's tokens were counted.
         """
-        events: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
+        events: queue.SimpleQueue[WorkEnded | None] = queue.SimpleQueue()
         with tempfile.TemporaryDirectory(prefix="spu-llm-") as name:
             pool = Path(name, "pool")
             session = threading.Thread(
                 target=lambda: events.put(self._session(request, digest, pool, events)), daemon=True
             )
             session.start()
-            ended: Ended | None = None
+            ended: WorkEnded | None = None
             while ended is None:
                 ended = events.get()
                 yield from _parcels(pool)
@@ -110,10 +115,14 @@ class Producer:
         request: Ahead,
         digest: str | None,
         pool: Path,
-        events: queue.SimpleQueue[Ended | None],
-    ) -> Ended:
+        events: queue.SimpleQueue[WorkEnded | None],
+    ) -> WorkEnded:
         def heard(event: Event) -> None:
             events.put(None)
+
+        def look() -> None:
+            if self._stop.is_set():
+                raise WantedError("no more is wanted of this producer")
 
         try:
             open_folder(pool)
@@ -121,11 +130,13 @@ class Producer:
             server = self._way.server()
             text = text_format(server).text
             provider = Provider(server.network, server, Path(), pool, 1)
-            return Ended(make_beside(request, text.tokenizer, provider, heard, text_format=digest))
+            return WorkEnded(
+                make_beside(request, text.tokenizer, provider, heard, look, text_format=digest)
+            )
         except SpuLlmError as exc:
-            return Ended(error=str(exc), busy=isinstance(exc, BusyError))
+            return WorkEnded(error=str(exc), busy=isinstance(exc, BusyError))
         except Exception as exc:
-            return Ended(error=f"{type(exc).__name__}: {exc}")
+            return WorkEnded(error=f"{type(exc).__name__}: {exc}")
 
 
 def _parcels(pool: Path) -> Iterator[Parcel]:

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.api.events import Making, Note, OnEvent
-from spu_llm.api.preparation import Made
-from spu_llm.cluster.connection import Head, joined
-from spu_llm.cluster.producer import Ended, Producer, Way
+from spu_llm.api.preparation import Produced
+from spu_llm.cluster.connection import Head, joined, kill
+from spu_llm.cluster.producer import Producer, ProviderAddress, WorkEnded
 from spu_llm.core.errors import InputError, PeerError
-from spu_llm.core.values import CLIENT
 from spu_llm.offline import inbox
 from spu_llm.offline.inbox import Parcel
 from spu_llm.offline.peer_directories import open_directory
@@ -32,6 +31,9 @@ from spu_llm.systems.decoding.records import MAX_BESIDE, Ahead
 MEMORY_BYTES = 1 << 30  # of a producer and its worker, as Ray is told
 START_S = 60.0  # for the first machine to have room for a producer
 OTHERS_S = 5.0  # for others, from then on
+FETCH_S = 60.0  # for a batch that is there to come from its machine
+END_S = 5.0  # for producers to end their sessions
+_CALLS = 4  # of a producer at a time: its work, and that it is to end
 _LOOK_S = 0.2
 # The pairs end at about the same time. A session's start takes some seconds and 6 MB.
 _ITEMS_A_PAIR = 3
@@ -55,7 +57,7 @@ class ClusterProducers:
         self,
         ray: Any,
         address: str,
-        way: Way,
+        way: ProviderAddress,
         pairs: int | None,
         producer: type[Producer] = Producer,
     ) -> None:
@@ -74,7 +76,7 @@ class ClusterProducers:
         folder: Path,
         on_event: OnEvent,
         look: Look,
-    ) -> Made:
+    ) -> Produced:
         """As `Producers.make`; PeerError when no machine of the cluster has room for a producer,
         each pair failed, or the cluster's head is lost.
         """
@@ -101,30 +103,45 @@ class ClusterProducers:
                 for pair in self._with_news(working):
                     match self._next(pair):
                         case Parcel() as parcel:
-                            inbox.deliver(folder, parcel, CLIENT)
+                            inbox.deliver(folder, parcel)
                             batches += 1
                             on_event(Making(batches, total))
-                        case Ended(result=None) as ended:
+                        case WorkEnded(result=None) as ended:
                             errors.append(ended.error)
                             pairs.remove(pair)
-                            self._ray.kill(pair.actor)
+                            kill(self._ray, pair.actor)
                             if ended.busy:
                                 items.append(pair.item)
                             else:
                                 on_event(Note(f"a pair of producers failed: {ended.error}"))
-                        case Ended(result=dict() as result):
+                        case WorkEnded(result=dict() as result):
                             results.append(result)
                             pair.results = None
         finally:
-            for pair in pairs:
-                self._ray.kill(pair.actor)
+            self._end(pairs)
         if not batches and errors:
             raise PeerError(f"no pair of producers made anything: {errors[-1]}")
-        return Made(batches, tuple(results))
+        return Produced(batches, tuple(results))
+
+    def _end(self, pairs: list[_Pair]) -> None:
+        """End producers, which leave nothing on their machines' disks if they get on in time."""
+        ray, working = self._ray, [pair for pair in pairs if pair.results is not None]
+        with suppress(ray.exceptions.RayError):
+            for pair in working:
+                pair.actor.end.remote()
+            until = time.monotonic() + END_S
+            while working and time.monotonic() < until:
+                for pair in self._with_news(working):
+                    if isinstance(self._next(pair), WorkEnded):
+                        working.remove(pair)
+        for pair in pairs:
+            kill(ray, pair.actor)
 
     def _started(self, count: int, look: Look) -> list[_Pair]:
         """Return up to `count` pairs, as many as there is room for."""
-        kind = self._ray.remote(num_cpus=1, memory=MEMORY_BYTES, max_restarts=0)(self._producer)
+        kind = self._ray.remote(
+            num_cpus=1, memory=MEMORY_BYTES, max_restarts=0, max_concurrency=_CALLS
+        )(self._producer)
         actors = [kind.remote(self._way) for _ in range(count)]
         starting = {actor.ready.remote(): actor for actor in actors}
         pairs: list[_Pair] = []
@@ -139,7 +156,7 @@ class ClusterProducers:
                     pairs.append(_Pair(actor))
                     until = min(until, time.monotonic() + OTHERS_S)
         for actor in starting.values():
-            self._ray.kill(actor)
+            kill(self._ray, actor)
         if not pairs:
             raise PeerError(
                 f"no machine of the cluster had room for a producer within {START_S:g} s: each "
@@ -164,13 +181,13 @@ class ClusterProducers:
         ready, _ = self._ray.wait(list(by_stream), num_returns=1, timeout=_LOOK_S)
         return [by_stream[stream] for stream in ready]
 
-    def _next(self, pair: _Pair) -> Parcel | Ended:
+    def _next(self, pair: _Pair) -> Parcel | WorkEnded:
         """Return what a pair has to give; how it ended, where it or its machine was lost."""
         try:
-            given: Parcel | Ended = self._ray.get(next(pair.results))
+            given: Parcel | WorkEnded = self._ray.get(next(pair.results), timeout=FETCH_S)
         except (StopIteration, self._ray.exceptions.RayError) as exc:
             words = str(exc).strip().splitlines() or ["no more comes"]
-            return Ended(error=f"its process was lost: {words[0][:200]}")
+            return WorkEnded(error=f"its process was lost: {words[0][:200]}")
         return given
 
 
@@ -183,7 +200,7 @@ def on_cluster(
     """
     if server is None or pool is None:
         raise InputError("--ray takes a provider elsewhere; give --server HOST:PORT")
-    way = Way.to(server, open_directory(pool))
+    way = ProviderAddress.to(server, open_directory(pool))
     with joined(address) as ray:
         yield ClusterProducers(ray, address, way, pairs)
 

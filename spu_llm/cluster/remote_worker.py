@@ -16,6 +16,8 @@ from spu_llm.net.frames import StreamType
 from spu_llm.offline.inbox import Parcel
 from spu_llm.service.task import Task
 
+TIDY_S = 3.0  # for a machine to remove what it keeps of a session that has ended
+
 
 class RemoteWorker:
     """A `SessionWorker` on another machine. A machine that is not heard of for UNHEARD_S, or whose
@@ -108,7 +110,12 @@ class RemoteWorker:
         self._framed.close()
         if self._side is not None:
             self._side.drop()
-        self._release()
+        if self._deliver is None:
+            self._release()
+        else:  # the machine first removes what it has not sent
+            tidied = threading.Timer(TIDY_S, self._release)
+            tidied.daemon = True
+            tidied.start()
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the worker to end; stop it after `timeout_s`."""
@@ -130,6 +137,8 @@ class RemoteWorker:
             self.killed = True
         except _Ended as ended:
             self._last, self.killed = f"on machine {self.machine}: {ended.words}", ended.killed
+        except Exception as exc:  # nobody else would notice that nothing is heard any more
+            self._last = f"machine {self.machine} says what means nothing: {exc!r:.200}"
         self._ended.set()
         self._events.put(None)
 
@@ -148,8 +157,9 @@ class RemoteWorker:
             case [kind, name, id_, files] if kind == PARCEL and self._deliver is not None:
                 try:
                     self._deliver(Parcel(str(name), str(id_), decoded(files)))
-                except PoolError as exc:
+                except (PoolError, OSError) as exc:
                     raise _Ended(str(exc), False) from None
+                self._heard_at = time.monotonic()  # storing it may have taken a while
             case [kind, last, killed] if kind == ENDED:
                 raise _Ended(last, killed)
             case _:

@@ -30,7 +30,6 @@ from spu_llm.cluster.remote_worker import RemoteWorker
 from spu_llm.cluster.shared_hints import SharedHints
 from spu_llm.cluster.weights import HeldWeights
 from spu_llm.core.errors import BusyError, PoolError, WorkerError
-from spu_llm.core.values import PROVIDER
 from spu_llm.net.identity import OneTime
 from spu_llm.offline import inbox
 from spu_llm.offline.files import open_folder
@@ -80,6 +79,7 @@ class ClusterWorkers:
         writes = bool(task.pool_dir is not None or admitted.writes)
         if task.program in programs.STUDIES or (writes and not _is_beside(task)):
             return self._here.start(session, admitted, look)
+        self._actors.check_closed()
         self._log(journal.waiting(session))
         placing = _Placing(self._actors, self._holders, task)
         worker = placing.result(look)
@@ -111,7 +111,7 @@ def _delivery(task: Task) -> Callable[[Parcel], None] | None:
         room = room_in(budgets)
         if room is not None and room < sum(map(len, parcel.files.values())):
             raise PoolError("there is no room for more correlated randomness")
-        inbox.deliver(folder, parcel, PROVIDER)
+        inbox.deliver(folder, parcel)
 
     return deliver
 
@@ -168,7 +168,7 @@ class _Placing:
             host = self._actors.host(self._holders.without_room(model))
             try:
                 node, machine = self._place_of(host, until)
-                if (held := self._holders.held(node, machine, model)) is not None:
+                if (held := self._holders.for_session(node, machine, model)) is not None:
                     return self._started(host, machine, held, self._holders.hints(model))
             except BaseException:
                 self._actors.kill(host)

@@ -116,9 +116,10 @@ def _free(ray: Any, running: dict[Any, tuple[int, str]], alone: bool) -> list[st
 
 def _placed(ray: Any, task: Any, place: str) -> Any:
     """Return the task for its place. A machine's own cores are all that it can be asked for."""
-    if not place:
+    of_place = [n["Resources"].get("CPU", 0) for n in ray.nodes() if n["NodeID"] == place]
+    if not any(of_place):  # none was asked for, or it has just gone: then any other does
         return task.options(num_cpus=1)
-    cores = next(n["Resources"]["CPU"] for n in ray.nodes() if n["NodeID"] == place)
+    (cores,) = of_place
     strategies = ray.util.scheduling_strategies
     return task.options(
         num_cpus=cores,

@@ -22,9 +22,9 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,6 +43,7 @@ _parsing = threading.Lock()
 INBOX = "inbox"
 HALF = re.compile(r"\.[0-9a-f]{32}\.(made|gone)")  # a batch on its way in or out
 _JSON_BYTES = 1 << 16
+MAX_FILE_BYTES = 32 << 20  # of a batch that goes from one machine to another
 
 
 @dataclass(frozen=True)
@@ -224,17 +225,34 @@ def store(directory: Path, label: Label, results: np.ndarray, state: State) -> F
     return Files(_stored(directory / _folder_name(label.name), label.id, write), label)
 
 
-def store_files(folder: Path, name: str, contents: Mapping[str, bytes]) -> Path:
-    """Store a batch, given as the contents of its files by name, as folder `name` below `folder`;
-    return its folder: after a crash it is there whole, or not at all.
+def store_files(directory: Path, kind: str, name: str, contents: Mapping[str, bytes]) -> Path:
+    """Store a batch, given as the contents of its files by name, as folder `name` in the folder
+    `kind` below `directory`; return its folder. PoolError unless it is whole and unused: then, as
+    after a crash, nothing of it is there.
     """
 
     def write(made: Path) -> None:
         for file_name, data in contents.items():
             with _creating(made / file_name) as file:
                 file.write(data)
+        _, state = load(made, name)
+        if state != replace(state, used=0, index=0, rest=None):
+            raise PoolError(f"{made} is used already")
 
-    return _stored(folder, name, write)
+    return _stored(directory / kind, name, write)
+
+
+def contents_of(path: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the contents of files of the batch in folder `path`, by name. PoolError for what is no
+    plain file of this user's, or is larger than a batch is.
+    """
+    contents = {}
+    for name in names:
+        with _opened(path / name) as file:
+            contents[name] = file.read(MAX_FILE_BYTES + 1)
+        if len(contents[name]) > MAX_FILE_BYTES:
+            raise PoolError(f"{path / name} is larger than a batch is")
+    return contents
 
 
 def discard(path: Path) -> None:
@@ -283,9 +301,13 @@ def _stored(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
             folder.mkdir(0o700, exist_ok=True)  # another session may just have made it
             sync_folder(folder.parent)
         os.mkdir(made, 0o700)
-        write(made)
-        sync_folder(made)
-        os.replace(made, final)
+        try:
+            write(made)
+            sync_folder(made)
+            os.replace(made, final)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
         sync_folder(folder)
     return final
 
@@ -302,11 +324,12 @@ def batch_folders(directory: Path) -> Iterator[Path]:
             yield path
 
 
-def load(path: Path) -> tuple[Label, State]:
+def load(path: Path, name: str | None = None) -> tuple[Label, State]:
     """Read what the batch in folder `path` is, and how far it is used; PoolError unless it is
-    whole.
+    whole. `name`: of its folder to be, by default that of `path`.
     """
     check(path, folder=True)
+    name = path.name if name is None else name
     meta = _unsealed(path / "meta.json")
     version = meta.pop("format", None)
     if version != FORMAT:
@@ -316,13 +339,13 @@ def load(path: Path) -> tuple[Label, State]:
         )
     try:
         label = Label(**{**meta, "sums": tuple(meta["sums"])})
-        moved = label.id != path.name or _folder_name(label.name) != path.parent.name
+        moved = label.id != name or _folder_name(label.name) != path.parent.name
         label.bounds(0)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _damaged(path / "meta.json") from None
     if moved:
         raise PoolError(f"{path} was moved here from elsewhere; remove it")
-    fields = _unsealed(path / "state.json")
+    fields = _unsealed(path / "state.json", name)
     try:
         state = State(**{**fields, "key": bytes.fromhex(fields["key"])})
         # What was put back lies before slice `index`; what was burnt may end inside it.
@@ -354,13 +377,12 @@ def _sealed(fields: dict[str, Any], owner: str = "") -> bytes:
     return json.dumps({**fields, "seal": seal}, sort_keys=True).encode()
 
 
-def _unsealed(path: Path) -> dict[str, Any]:
+def _unsealed(path: Path, owner: str = "") -> dict[str, Any]:
     with _opened(path) as file:
         data = file.read(_JSON_BYTES + 1)
     try:
         fields = json.loads(data.decode())
         seal = fields.pop("seal")
-        owner = path.parent.name if path.name == "state.json" else ""
         expected = json.loads(_sealed(fields, owner))["seal"]
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
         raise _damaged(path) from None

@@ -6,9 +6,9 @@ begins lists, in its inventory, what lies in its inbox, too; what both parties l
 has used it: it stays for `PATIENCE_S`, then it is dropped.
 
 A batch is in one place at a time: in the inbox or, renamed, in the pool, which is durable before
-any unit of it is used. One that was made on
-another machine comes as a `Parcel`, which is forgotten there before it is sent and is stored once
-here: what is lost on the way is lost, nothing comes twice.
+any unit of it is used. One that was made on another machine comes as a `Parcel`, which is forgotten
+there before it is sent, and is stored once here: what is lost on the way is lost, nothing comes
+twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,7 @@ from spu_llm.offline.files import (
     State,
     batch_folders,
     batch_of,
+    contents_of,
     discard,
     move,
     open_folder,
@@ -53,7 +54,7 @@ class Parcel:
 
     kind: str
     id: str
-    files: dict[str, bytes]
+    files: dict[str, bytes] = field(repr=False)
 
 
 def put(folder: Path, label: Label, key: bytes, results: np.ndarray) -> None:
@@ -106,26 +107,21 @@ def hand_over(folder: Path) -> Iterator[Parcel]:
             continue  # being written
         with failures(path):
             check(path, folder=True)
-            files = {name: (path / name).read_bytes() for name in _FILES}
+            files = contents_of(path, _FILES)
             discard(path)
         yield Parcel(path.parent.name, path.name, files)
 
 
-def deliver(folder: Path, parcel: Parcel, rank: int) -> None:
-    """Store a parcel in the inbox of a peer's folder. PoolError when it is no whole batch of this
-    party's, or cannot be stored.
+def deliver(folder: Path, parcel: Parcel) -> None:
+    """Store a parcel in the inbox of a peer's folder: a session may take it in from then on.
+    PoolError when it is no whole and unused batch, or cannot be stored.
     """
     names = Path(parcel.kind).name == parcel.kind and BATCH_ID.fullmatch(parcel.id)
     if not names or parcel.files.keys() != set(_FILES):
         raise PoolError("what another machine of this party sends is no batch")
     inbox = folder / INBOX
     open_folder(inbox)
-    path = store_files(inbox / parcel.kind, parcel.id, parcel.files)
-    try:
-        batch_of(path, rank)
-    except PoolError:
-        discard(path)
-        raise
+    store_files(inbox, parcel.kind, parcel.id, parcel.files)
 
 
 def _paths(folder: Path) -> Iterator[Path]:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from spu_llm.api.events import Event, Making
 from spu_llm.cluster.connection import joined
-from spu_llm.cluster.producer import Ended, Producer, Way
+from spu_llm.cluster.producer import Producer, ProviderAddress, WorkEnded
 from spu_llm.cluster.producing import ClusterProducers, dealt
-from spu_llm.core.errors import PeerError, WantedError
+from spu_llm.core.errors import PeerError, PoolError, WantedError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.offline import inbox
@@ -28,7 +28,7 @@ from tests.cluster.machines import Machines, machines
 from tests.kit.dealing import TRIPLE
 
 REQUEST = PrepareRequest(5, 7, 2, 0.5, steps=3)
-WAY = Way("127.0.0.1", 1, "local", None, None, "", b"0" * 32)
+WAY = ProviderAddress("127.0.0.1", 1, "local", None, None, "", b"0" * 32)
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=8), st.integers(1, 40))
@@ -52,6 +52,11 @@ def nodes() -> Iterator[Machines]:
         yield nodes
 
 
+@pytest.fixture(autouse=True)
+def time_for_all_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spu_llm.cluster.producing.OTHERS_S", 30.0)
+
+
 @pytest.fixture
 def cluster(nodes: Machines) -> Iterator[tuple[Any, str]]:
     with joined(nodes.address) as ray:
@@ -61,11 +66,11 @@ def cluster(nodes: Machines) -> Iterator[tuple[Any, str]]:
 class Stub(Producer):
     """Makes as many batches as it is asked for, of one party's words that nobody else has."""
 
-    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | Ended]:
+    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | WorkEnded]:
         for number in range(sum(request.batches)):
             self.before(number)
             yield _parcel(Path(os.environ["TMPDIR"]) if "TMPDIR" in os.environ else Path("/tmp"))
-        yield Ended({"traffic": {}, "batches": sum(request.batches)})
+        yield WorkEnded({"traffic": {}, "batches": sum(request.batches)})
 
     def before(self, number: int) -> None:
         """Do what comes before a batch."""
@@ -104,12 +109,12 @@ class Dying(Stub):
 class Busy(Stub):
     """The provider has a place for one pair."""
 
-    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | Ended]:
+    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | WorkEnded]:
         try:
             Path(self._way.host).touch(exist_ok=False)
         except FileExistsError:
             if Path(self._way.host).read_text() != str(os.getpid()):
-                yield Ended(error="the provider is busy", busy=True)
+                yield WorkEnded(error="the provider is busy", busy=True)
                 return
         Path(self._way.host).write_text(str(os.getpid()))
         yield from super().made(request, digest)
@@ -118,8 +123,8 @@ class Busy(Stub):
 class Failing(Stub):
     """No pair makes anything."""
 
-    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | Ended]:
-        yield Ended(error="nothing comes")
+    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | WorkEnded]:
+        yield WorkEnded(error="nothing comes")
 
 
 class Slow(Stub):
@@ -139,7 +144,7 @@ def make(
     pairs: int = 2,
 ) -> tuple[Any, list[Event]]:
     open_folder(folder)
-    way = Way(str(mark), 1, "local", None, None, "", b"0" * 32)
+    way = ProviderAddress(str(mark), 1, "local", None, None, "", b"0" * 32)
     heard: list[Event] = []
     producers = ClusterProducers(*cluster, way, pairs, kind)
     return producers.make(REQUEST, None, lacking, folder, heard.append, look), heard
@@ -185,7 +190,9 @@ def test_where_there_is_no_room_that_is_told(
 
 
 def test_fewer_pairs_than_wanted_do(cluster: tuple[Any, str], tmp_path: Path) -> None:
-    made, _ = make(cluster, Stub, tmp_path / "peer", (20,), pairs=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spu_llm.cluster.producing.OTHERS_S", 3.0)
+        made, _ = make(cluster, Stub, tmp_path / "peer", (20,), pairs=5)
     assert made.batches == 20
 
 
@@ -202,6 +209,22 @@ def test_whoever_waits_can_end_it(cluster: tuple[Any, str], tmp_path: Path) -> N
     count = arrived(tmp_path / "peer")
     time.sleep(1)
     assert arrived(tmp_path / "peer") == count
+
+
+def test_a_full_disk_ends_it(
+    cluster: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = inbox.store_files
+
+    def full(directory: Path, *batch: Any) -> Path:
+        if arrived(tmp_path / "peer") == 2:
+            raise PoolError(f"{directory}: no space is left")
+        return stored(directory, *batch)
+
+    monkeypatch.setattr(inbox, "store_files", full)
+    with pytest.raises(PoolError, match="no space is left"):
+        make(cluster, Stub, tmp_path / "peer", (12,))
+    assert arrived(tmp_path / "peer") == 2
 
 
 @pytest.mark.slow

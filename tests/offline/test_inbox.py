@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from spu_llm.core.channel import MemoryChannel
 from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.core.values import CLIENT
 from spu_llm.offline import inbox, stock
 from spu_llm.offline.files import INBOX
 from spu_llm.offline.inbox import Parcel
@@ -37,7 +37,7 @@ def waiting(parties: Parties, rank: int) -> list[Path]:
 
 
 def put(parties: Parties, *ranks: int, session: bytes = b"beside") -> None:
-    """Make a batch beside the parties' pools; those of `ranks` put their half into the inbox."""
+    """Make a batch beside the parties' pools; the parties in `ranks` put theirs into the inbox."""
     ends = MemoryChannel.pair()
     beside = [
         Pool(rank, Prg.from_os(), dealer(rank, ends[rank], parties.made), session=session)
@@ -172,9 +172,9 @@ def test_parcels_are_whole_and_come_once(parties: Parties, tmp_path: Path) -> No
         parcel = next(handed)
         assert not list((other / INBOX).glob("*/*"))
         assert next(handed, None) is None
-        inbox.deliver(folder(parties, rank), parcel, rank)
+        inbox.deliver(folder(parties, rank), parcel)
         with pytest.raises(PoolError):
-            inbox.deliver(folder(parties, rank), parcel, rank)
+            inbox.deliver(folder(parties, rank), parcel)
     again(parties)
     parties.take(TRIPLE, UNITS)
     parties.end()
@@ -186,11 +186,27 @@ def parcel_of(parties: Parties) -> Parcel:
     return parcel
 
 
-def test_the_other_partys_parcel_is_refused(parties: Parties) -> None:
-    parcel = parcel_of(parties)
-    with pytest.raises(PoolError, match="the other party's"):
-        inbox.deliver(folder(parties, PROVIDER), parcel, PROVIDER)
-    assert not waiting(parties, PROVIDER)
+def test_a_used_parcel_is_refused(parties: Parties) -> None:
+    parties.prepare(TRIPLE, UNITS)
+    parties.take(TRIPLE, 1)
+    parties.end()
+    own = folder(parties, CLIENT)
+    (path,) = (p for p in own.glob("*/*") if p.parent.name != INBOX)
+    files = {name: (path / name).read_bytes() for name in inbox._FILES}
+    with pytest.raises(PoolError, match="is used already"):
+        inbox.deliver(own, Parcel(path.parent.name, path.name, files))
+    assert not list((own / INBOX).glob("*/*"))
+
+
+@pytest.mark.parametrize("name", ["results.npy", "state.json"])
+def test_a_link_is_not_handed_over(parties: Parties, tmp_path: Path, name: str) -> None:
+    """Whoever makes batches may write in the folder, and not read what a link leads to."""
+    put(parties, CLIENT)
+    (path,) = waiting(parties, CLIENT)
+    secret = (path / name).rename(tmp_path / "secret")
+    (path / name).symlink_to(secret)
+    with pytest.raises(PoolError, match="symbolic link"):
+        next(inbox.hand_over(folder(parties, CLIENT)))
     parties.end()
 
 
@@ -201,9 +217,7 @@ def test_a_damaged_parcel_is_refused(parties: Parties, name: str) -> None:
     data[len(data) // 2] ^= 1
     with pytest.raises(PoolError):
         inbox.deliver(
-            folder(parties, CLIENT),
-            replace(parcel, files=parcel.files | {name: bytes(data)}),
-            CLIENT,
+            folder(parties, CLIENT), replace(parcel, files=parcel.files | {name: bytes(data)})
         )
     assert not waiting(parties, CLIENT)
     parties.end()
@@ -224,7 +238,7 @@ def test_odd_parcels_leave_nothing(
     own = home / "own"
     own.mkdir(0o700)
     with pytest.raises(PoolError):
-        inbox.deliver(own, Parcel(kind, id, files), CLIENT)
+        inbox.deliver(own, Parcel(kind, id, files))
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
