@@ -35,9 +35,10 @@ FETCH_S = 60.0  # for a batch that is there to come from its machine
 END_S = 5.0  # for producers to end their sessions
 _CALLS = 4  # of a producer at a time: its work, and that it is to end
 _LOOK_S = 0.2
-# The pairs end at about the same time. A session's start takes some seconds and 6 MB.
+# An item for each pair, and more where there is much to do, so that a pair that is faster, or has
+# lost another one's work, gets on: a session's start takes as long as a hundred batches.
 _ITEMS_A_PAIR = 3
-_LEAST_BATCHES = 40  # of an item, if that leaves one for each pair
+_LEAST_BATCHES = 400  # of an item, where a pair has several
 _AHEAD = 2  # batches that wait to be fetched, of each pair
 
 
