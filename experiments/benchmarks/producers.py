@@ -2,19 +2,22 @@
 
 Each run begins with empty pools and makes what a completion takes: by one session (0 pairs), or by
 pairs of producers, whose client's halves are processes of the Ray cluster at `--ray` and whose
-provider's halves are sessions of a provider process here. The numbers of pairs take turns. With
-both parties on one machine, a pair has as many processes that compute as the machine gives it
-cores: two cores hold one pair that computes all the time, more pairs gain from what one waits.
+provider's halves are sessions of a provider process here. The numbers of pairs take turns.
+
+Both halves of a pair share a core of this machine (as if it were half of one each), so that N pairs
+run on N cores: that is what their throughput is compared at. A session alone has as many cores as
+the most pairs.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +25,16 @@ from typing import Any
 from experiments.common import commands, report
 from experiments.common.report import Column, rows_table, spread
 from spu_llm.api.client import Client, CompletionOptions
-from spu_llm.api.events import Event, Making
+from spu_llm.api.events import Event, Making, Note
 from spu_llm.api.provider import Provider
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.service.client import Server
 from spu_llm.service.launching import network_options, own_provider
 from spu_llm.service.supervisor import python_command
+
+
+_CORES = os.sched_getaffinity(0)  # before any is left out
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     commands.add_number(parser, "--repeat", 2, "runs of each, in turn")
     commands.add_number(parser, "--prompt-tokens", 16, "of the completion")
-    commands.add_number(parser, "--steps", 8, "of the completion")
-    commands.add_network(parser, "local,lan")
+    commands.add_number(parser, "--steps", 16, "of the completion")
+    commands.add_network(parser, "local")
 
 
 def command(options: argparse.Namespace) -> None:
@@ -102,14 +108,18 @@ def measure(
 
 
 def run(model: Path, address: str, plan: Plan, network: str, pairs: int) -> dict[str, Any]:
-    """Return what one run took: `seconds` in all, `making_s` from the first batch's begin, or the
-    first one that came, to the last one, the number of `batches`, and the payload's `bytes`.
+    """Return what one run took: `seconds` in all, `making_s` from the begin of what makes batches
+    (a session's first batch, the producers' start of sessions) to the last one, the number of
+    `batches`, and the payload's `bytes`.
     """
     told: list[tuple[float, int]] = []
 
     def heard(event: Event) -> None:
-        if isinstance(event, Making):
-            told.append((time.monotonic(), event.made))
+        if isinstance(event, Making) or (isinstance(event, Note) and "producers" in event.text):
+            told.append((time.monotonic(), event.made if isinstance(event, Making) else 0))
+
+    cores = pairs or max(plan.pairs)
+    _stay_on(cores)
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -126,12 +136,28 @@ def run(model: Path, address: str, plan: Plan, network: str, pairs: int) -> dict
             seconds = time.monotonic() - started
     (first, none), (last, all_) = told[0], told[-1]
     return {
+        "cores": cores,
         "seconds": seconds,
         "making_s": last - first,
         "batches": all_ - none,
         "bytes": sum(asdict(made.bytes["offline"]).values()),
         "units": sum(row["made_units"] for row in made.correlations),
     }
+
+
+def _stay_on(cores: int) -> None:
+    """Keep this process, what it starts from now on, and the cluster's nodes here, to so many
+    cores. InputError where there are fewer.
+    """
+    own = sorted(_CORES)
+    if cores > len(own):
+        raise InputError(f"--pairs: {cores} pairs take as many cores, and there are {len(own)}")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            name = (process / "comm").read_text().strip()
+            if process.name == str(os.getpid()) or name == "raylet":
+                for thread in (process / "task").iterdir():
+                    os.sched_setaffinity(int(thread.name), own[:cores])
 
 
 def _provider(model: Path, network: str, pool: Path, pairs: int) -> AbstractContextManager[Server]:
@@ -170,8 +196,9 @@ def table(result: dict[str, Any]) -> str:
     columns = [
         Column[tuple[str, int]]("network", lambda key: key[0]),
         Column("pairs", lambda key: str(key[1]) if key[1] else "none: one session"),
+        Column("cores", lambda key: str(rows[key][0]["cores"])),
         Column("seconds in all", seconds("seconds")),
-        Column("while batches came", seconds("making_s")),
+        Column("of making", seconds("making_s")),
         Column("batches a second", lambda key: report.three(rate(rows[key]))),
         Column("of linear", of_one),
         Column("bytes", lambda key: spread([r["bytes"] for r in rows[key]], report.bytes_text)),
