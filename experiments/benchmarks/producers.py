@@ -33,7 +33,6 @@ from spu_llm.service.client import Server
 from spu_llm.service.launching import network_options, own_provider
 from spu_llm.service.supervisor import python_command
 
-
 _CORES = os.sched_getaffinity(0)  # before any is left out
 
 
