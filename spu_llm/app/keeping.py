@@ -72,7 +72,7 @@ def keep(
         """Make what lacks; return the line that says so."""
         nonlocal made
         if made is not None and restock is not None:
-            return f"{restock()} batches made beside whatever uses the stock"
+            return f"{restock()} batches came from producers"
         with priority_lock.in_background(directory) as look:
             made = make(look)
         return made_line(made)

@@ -78,7 +78,7 @@ class ClusterProducers:
         on_event: OnEvent,
         look: Look,
     ) -> Produced:
-        """As `Producers.make`; PeerError when no machine of the cluster has room for a producer,
+        """Make what lacks, as `Producers.make` says; PeerError when no machine of the cluster has room for a producer,
         each pair failed, or the cluster's head is lost.
         """
         head = Head(self._address)

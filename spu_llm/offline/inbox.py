@@ -1,4 +1,4 @@
-"""The inbox of a peer's folder in a pool: batches made beside the session that has the pool.
+"""The inbox of a peer's folder in a pool: batches made outside the session that has the pool.
 
 Whoever makes a batch puts it here without the pool's lock, one party as the other. A session that
 begins lists, in its inventory, what lies in its inbox, too; what both parties list, it takes in

@@ -5,7 +5,7 @@ the session, the correlation's name and a running number. Each keeps its half: a
 masks are drawn again, or the masks themselves, and its result words. When a session starts, the
 parties tell each other how far they have used which batch (`inventory`) and keep what both have,
 from the larger index on (`resume`): what only one of them may have used is burnt. Batches that were
-made beside a session come by the inbox (`spu_llm.offline.inbox`).
+made outside a session come by the inbox (`spu_llm.offline.inbox`).
 
 No unit is handed out twice, however a process ends. A batch is eight slices; before the first unit
 of a slice leaves this module, the whole slice is recorded on disk as used. `lease` does so for all

@@ -20,7 +20,7 @@ from tests.kit.patience import RUN_S
 from tests.kit.processes import Start
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
-BESIDE = "batches made beside whatever uses the stock"
+CAME = "batches came from producers"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_an_open_chat_takes_what_producers_make(
         *("--ahead-turn", "8", "--ahead-answer", "4"),
     )
     base = f"http://127.0.0.1:{gateway.until_listening()}/v1"
-    gateway.until("stdout", BESIDE)
+    gateway.until("stdout", CAME)
     client = openai.OpenAI(base_url=base, api_key="x", max_retries=0, timeout=RUN_S)
     said = [{"role": "user", "content": "hi"}]
     got = client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""The inbox of a pool: batches made beside the session that has it."""
+"""The inbox of a pool: batches made outside the session that has it."""
 
 from __future__ import annotations
 

@@ -79,11 +79,11 @@ class Ahead(GenerationRequest):
                 f"{self.steps}"
             )
         if min(self.batches, default=0) < 0 or sum(self.batches) > MAX_BESIDE:
-            raise InputError(f"a session makes 0 to {MAX_BESIDE} batches beside another")
+            raise InputError(f"a session makes 0 to {MAX_BESIDE} batches for the pool of another")
 
     @property
     def beside(self) -> bool:
-        """Return whether it is made beside the session that has the pool."""
+        """Return whether it is made outside the session that has the pool."""
         return bool(self.batches)
 
 
