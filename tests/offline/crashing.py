@@ -8,7 +8,7 @@ name by name; the peer's power fails, too, where it next waits for the one that 
 each such call (1: all). FAULT breaks the pool, to see whether that is noticed. Prints a JSON
 report.
 
-Each session also has a batch that comes by the inbox, which lies in the inbox for the next one.
+Each session also puts a batch into the inbox, for the next one.
 
 Every scenario is three sessions of both parties: one is killed in the first (the peer goes on until
 it misses it), one in the second, the third ends well.
