@@ -78,8 +78,8 @@ class ClusterProducers:
         on_event: OnEvent,
         look: Look,
     ) -> Produced:
-        """Make what lacks, as `Producers.make` says; PeerError when no machine of the cluster has room for
-        a producer, each pair failed, or the cluster's head is lost.
+        """Make what lacks, as `Producers.make` says; PeerError when no machine of the cluster has
+        room for a producer, each pair failed, or the cluster's head is lost.
         """
         head = Head(self._address)
 
