@@ -8,7 +8,7 @@ correlated randomness, and a session's pair computes online:
     online    = s + O + R d + 8 (c + p) / b
     by cores  = 3600 N pairs / (producing + online)             tokens an hour
     by link   = 3600 N b / (8 max(c + c', p + p'))
-    by disk   = 3600 N D / (3 S)
+    by disk   = 3600 N D machines / (3 S)
     capacity  = min(by cores, by link, by disk)
 
 A, M, B: seconds, messages and batches of its correlated randomness; e: what producers reach of
@@ -16,7 +16,7 @@ linear growth; s: seconds of opening a session, one for W batches and one for ea
 seconds of computing and rounds online; c, p: bytes online from client and from provider, c', p'
 those ahead; d, b: the network's delay and bits per second in each direction, which all pairs share;
 S: bytes of its correlated randomness that a party stores, each of which is written, read and
-overwritten; D: bytes per second of the disk of its pool.
+overwritten; D: bytes per second of a machine's disk: clients' pools are spread over all machines.
 
 Every token is a step of its own (no drafts). A session has its cores also while it waits for the
 network. The hint of the weights, once for a client, is not in it. Seconds are those of the machine
@@ -143,7 +143,8 @@ def capacity(
     if rate:
         online += 8 * sum(of.online.values()) / rate
     hourly = {"cores": 3600 * of.tokens * pairs / (producing / plan.efficiency + online)}
-    hourly["disk"] = 3600 * of.tokens * plan.disk_mb_s * 1e6 / (DISK_TIMES * of.stored)
+    disks = nodes * plan.disk_mb_s * 1e6
+    hourly["disk"] = 3600 * of.tokens * disks / (DISK_TIMES * of.stored)
     if rate:
         busier = max(of.online[way] + of.ahead[way] for way in _WAYS)
         hourly["link"] = 3600 * of.tokens * rate / (8 * busier)
@@ -201,9 +202,9 @@ def circumstances(result: dict[str, Any]) -> str:
         f"Predicted, not measured: tokens an hour of completions of {plan['new_tokens']} tokens "
         f"after {plan['prompt_tokens']}, without drafts, by two parties with as many machines "
         f"each, of {plan['cores']} cores. In parentheses what bounds it: cores, the link between "
-        f"the parties, which all share, or the disk of each party's pool, {plan['disk_mb_s']:g} "
-        f"MB/s. Producers reach {plan['efficiency']:.0%} of linear "
-        f"growth; a session takes {plan['setup_s']:g} s to open, one for "
+        f"the parties, which all share, or the machines' disks, {plan['disk_mb_s']:g} "
+        f"MB/s each, over which clients' pools are spread. Producers reach "
+        f"{plan['efficiency']:.0%} of linear growth; a session takes {plan['setup_s']:g} s to open, one for "
         f"{plan['item_batches']} batches and one for each completion. Prices of an "
         f"{of['processor']}, commit {of['commit']}."
     )

@@ -86,8 +86,9 @@ def test_capacity_follows_the_formula() -> None:
     for row in many:  # the client sends 10 MB in all, the provider 5
         assert row["bound"] == "link"
         assert row["tokens_per_hour"] == pytest.approx(3600 * 10 * 100e6 / (8 * 10e6))
-    slow = capacity(COMPLETION, replace(plan, disk_mb_s=5), network, 100)
-    assert slow["bound"] == "disk" and slow["tokens_per_hour"] == pytest.approx(3600 * 10 / 10)
+    slow = capacity(COMPLETION, replace(plan, disk_mb_s=0.05), network, 100)
+    by_disk = 3600 * 10 * 100 * 0.05e6 / (3 * 50e6)  # written, read and overwritten
+    assert slow["bound"] == "disk" and slow["tokens_per_hour"] == pytest.approx(by_disk)
     unlimited = capacity(COMPLETION, plan, NETWORKS["local"], 1000)
     assert unlimited["bound"] == "cores" and "link" not in unlimited["by"]
 
