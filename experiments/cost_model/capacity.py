@@ -204,8 +204,8 @@ def circumstances(result: dict[str, Any]) -> str:
         f"each, of {plan['cores']} cores. In parentheses what bounds it: cores, the link between "
         f"the parties, which all share, or the machines' disks, {plan['disk_mb_s']:g} "
         f"MB/s each, over which clients' pools are spread. Producers reach "
-        f"{plan['efficiency']:.0%} of linear growth; a session takes {plan['setup_s']:g} s to open, one for "
-        f"{plan['item_batches']} batches and one for each completion. Prices of an "
+        f"{plan['efficiency']:.0%} of linear growth; a session takes {plan['setup_s']:g} s to "
+        f"open, one for {plan['item_batches']} batches and one for each completion. Prices of an "
         f"{of['processor']}, commit {of['commit']}."
     )
 
