@@ -48,14 +48,20 @@ def joined(address: str) -> Iterator[Any]:
             f"--ray {address}: no cluster answers there: {''.join(first)[:200]}; start one with "
             f"`ray start --head --include-dashboard=false`"
         ) from None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, terminate)  # which Ray has taken
+    _leave(terminate)
     _silence(ray)
     try:
         _check_closed(ray, address, context.dashboard_url)
         yield ray
     finally:
         ray.shutdown()
+        _leave(terminate)
+
+
+def _leave(terminate: Any) -> None:
+    """Leave SIGTERM to what this program does by it: Ray takes it, and gives it up to nobody."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, terminate)
 
 
 def _silence(ray: Any) -> None:
