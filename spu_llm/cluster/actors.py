@@ -6,14 +6,18 @@ again by Ray.
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from spu_llm.cluster.connection import check_tls, kill
 from spu_llm.cluster.hosting import Host
 from spu_llm.cluster.weights import Holder
-from spu_llm.core.errors import SpuLlmError, WorkerError
+from spu_llm.core.errors import BusyError, SpuLlmError, WorkerError
 
+NO_ROOM = "no machine of the provider has room for a session; try again later"
+_HEAD_S = 5.0  # for the head of the cluster to say which machines there are
 SESSION_BYTES = 1 << 30  # of memory that Ray keeps free for a session, beside the weights
 
 
@@ -26,8 +30,26 @@ class Actors:
         self._holder = ray.remote(num_cpus=0, max_restarts=0)(_Holder)
 
     def check_closed(self) -> None:
-        """Raise InputError where machines have joined the cluster that speak in the clear."""
-        check_tls(self._ray)
+        """Raise InputError where machines have joined the cluster that speak in the clear, BusyError
+        when the head, which knows, does not answer.
+        """
+        outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def look() -> None:
+            try:
+                check_tls(self._ray)
+                outcome.put(None)
+            except Exception as exc:
+                outcome.put(exc)
+
+        # Without the head, Ray would wait for it.
+        threading.Thread(target=look, name="check-closed", daemon=True).start()
+        try:
+            error = outcome.get(timeout=_HEAD_S)
+        except queue.Empty:
+            raise BusyError(NO_ROOM) from None
+        if error is not None:
+            raise error
 
     def machines(self) -> dict[str, str]:
         """Return the addresses of the machines that may run sessions, by the ids of their nodes."""

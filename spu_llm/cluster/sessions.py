@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from spu_llm.cluster.actors import Actors
+from spu_llm.cluster.actors import NO_ROOM, Actors
 from spu_llm.cluster.bridge import Dialer
 from spu_llm.cluster.connection import joined
 from spu_llm.cluster.holders import Holders
@@ -182,7 +182,7 @@ class _Placing:
             with suppress(TimeoutError):
                 node, machine = self._actors.answer(call, min(0.5, until - time.monotonic()))
                 return node, machine
-        raise BusyError("no machine of the provider has room for a session; try again later")
+        raise BusyError(NO_ROOM)
 
     def _started(
         self, host: Any, machine: str, held: HeldWeights, hints: SharedHints

@@ -200,7 +200,7 @@ def test_a_provider_outlives_the_head_of_its_cluster(start: Start, pair: Pair) -
         assert client.wait(RUN_S) == 0, client.stderr
         time.sleep(75)  # Ray's own patience with a head is 60 s
         other = start(*pair.generate(port), stub="")
-        other.assert_failed(1, "", within_s=END_S)
+        other.assert_failed(1, "no machine of the provider has room", within_s=END_S)
         assert server.processes()
         stop(server)
 
