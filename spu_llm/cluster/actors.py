@@ -30,8 +30,8 @@ class Actors:
         self._holder = ray.remote(num_cpus=0, max_restarts=0)(_Holder)
 
     def check_closed(self) -> None:
-        """Raise InputError where machines have joined the cluster that speak in the clear, BusyError
-        when the head, which knows, does not answer.
+        """Raise InputError where machines have joined the cluster that speak in the clear,
+        BusyError when the head, which knows, does not answer.
         """
         outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 

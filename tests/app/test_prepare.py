@@ -206,7 +206,7 @@ def test_whose_disk_has_no_room_is_told(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, client: int | None, provider: int | None, said: str
 ) -> None:
     rooms = {"client": client, "provider": provider}
-    result = {"step_lacks_bytes": 5_000_000, "room_bytes": rooms}
+    result = {"step_lacks_bytes": 5_000_000, "lacking_batches": [0], "room_bytes": rooms}
     outcome = SessionOutcome(result, 0, 0), {}
     monkeypatch.setattr(preparation, "run_as_client", lambda *given, **more: outcome)
     away = Provider("local", Server("127.0.0.1", 9, "local"), pair.private, Path("pool"), 1)

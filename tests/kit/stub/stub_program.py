@@ -116,6 +116,7 @@ def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
     row = {
         "kind": TRIPLE.name,
         "needed_units": NEEDED,
+        "batch_units": TRIPLE.chunk,
         "available_units": pool.available(TRIPLE),
         "made_units": pool.available(TRIPLE) - before,
         "seconds": 0.1,
@@ -129,6 +130,7 @@ def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
         "lacking_bytes": 0,
         "room_bytes": {"client": None, "provider": None},
         "step_lacks_bytes": 0,
+        "lacking_batches": [0],
         "correlations": [row],
     }
 
