@@ -19,6 +19,7 @@ READERS = {
     "spu_llm/app/commands/doctor.py": "whether this machine's clock is right",
     "spu_llm/systems/watermark/sessions.py": "when a session was",
     "spu_llm/service/journal.py": "when something was written down",
+    "spu_llm/offline/inbox.py": "how old a file is, whichever process wrote it",
     "spu_llm/core/machine.py": "when a measurement was made",
     "models/chat.py": "the date that a chat template may ask for",
 }

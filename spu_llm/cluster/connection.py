@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ _ANSWER_S = 5.0
 LOST_S = 5.0  # without an answer of the head
 _LOOK_S = 1.0
 _KILL_S = 2.0
+_ACTION_BYTES = 512  # more than a sigaction has
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def joined(address: str) -> Iterator[Any]:
     """
     ray = imported()
     _check_answers(address)
-    terminate = signal.getsignal(signal.SIGTERM)
+    terminate = _Terminate()
     try:
         context = ray.init(
             address=address,
@@ -48,20 +50,31 @@ def joined(address: str) -> Iterator[Any]:
             f"--ray {address}: no cluster answers there: {''.join(first)[:200]}; start one with "
             f"`ray start --head --include-dashboard=false`"
         ) from None
-    _leave(terminate)
+    terminate.restore()
     _silence(ray)
     try:
         _check_closed(ray, address, context.dashboard_url)
         yield ray
     finally:
         ray.shutdown()
-        _leave(terminate)
+        terminate.restore()
 
 
-def _leave(terminate: Any) -> None:
-    """Leave SIGTERM to what this program does by it: Ray takes it, and gives it up to nobody."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, terminate)
+class _Terminate:
+    """What this program does by SIGTERM, which Ray takes, and leaves to the system's default: its
+    compiled part does so on any thread, below what Python knows of.
+    """
+
+    def __init__(self) -> None:
+        self._handler = signal.getsignal(signal.SIGTERM)
+        self._action = ctypes.create_string_buffer(_ACTION_BYTES)
+        self._libc = ctypes.CDLL(None)
+        self._libc.sigaction(signal.SIGTERM, None, self._action)
+
+    def restore(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._handler)
+        self._libc.sigaction(signal.SIGTERM, self._action, None)
 
 
 def _silence(ray: Any) -> None:
