@@ -78,7 +78,7 @@ class CapacityPlan:
 
 @dataclass(frozen=True)
 class Completion:
-    """What a completion costs, without a network: seconds of one core at each party, bytes by
+    """Cost of a completion, without a network: seconds of one core at each party, bytes by
     direction. stored: bytes of correlated randomness, of each party.
     """
 

@@ -36,8 +36,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Dealt:
-    """What all pairs share. items: of the list, each with `batches`; setup_s: of a session, one for
-    each item; disk: bytes per second of each party's.
+    """Work and settings that all pairs share. items: of the list, each with `batches`; setup_s: of
+    a session, one for each item; disk: bytes per second of each party's.
     """
 
     items: int
@@ -48,8 +48,8 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Throughput:
-    """What pairs did. link, disk: the shares of time that the busier direction and a disk were in
-    use.
+    """Throughput of some pairs. link, disk: the shares of time that the busier direction and a disk
+    were in use.
     """
 
     pairs: int

@@ -47,8 +47,8 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was made ahead, and how far it goes. Its fields in JSON (`to_json`) are the command
-    line's `--json`.
+    """Correlated randomness that was made ahead, and how far it goes. Its fields in JSON
+    (`to_json`) are the command line's `--json`.
     """
 
     steps: int  # of a completion, after the prefill

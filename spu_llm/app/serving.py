@@ -17,6 +17,7 @@ from spu_llm.app.options import (
     add_identity_options,
     add_jobs,
     add_ranges,
+    add_ray,
     add_session_options,
     address,
     identity_of,
@@ -60,12 +61,7 @@ def add_command(commands: Any) -> None:
     marking.add_provider_option(serve, "nothing else is served; ")
     two_party_text.add_serve_options(serve)
     add_sessions(serve)
-    serve.add_argument(
-        "--ray",
-        metavar="HOST:PORT",
-        help="run sessions on any machine of this party's own Ray cluster whose head is there; "
-        "each has the model in the same directory",
-    )
+    add_ray(serve, "on whose machines sessions run; each has the model in the same directory")
     serve.add_argument(
         "--studies", action="store_true", help="also take part in measurements (bench, experiment)"
     )

@@ -102,7 +102,7 @@ class Actors:
 
 
 class _Placed:
-    """What every actor says of itself."""
+    """Actor that says where it is."""
 
     def place(self) -> tuple[str, str]:
         """Return the id of the node that it is on, and the node's address."""

@@ -38,7 +38,9 @@ _STRANGERS = 64  # connections that have not shown their certificate
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the worker's machine listens, and what it shows there, in PEM form."""
+    """Address at which the worker's machine listens, and the certificate that it shows there, in
+    PEM form.
+    """
 
     host: str
     port: int

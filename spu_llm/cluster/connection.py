@@ -61,7 +61,7 @@ def joined(address: str) -> Iterator[Any]:
 
 
 class _Terminate:
-    """What this program does by SIGTERM, which Ray takes, and leaves to the system's default: its
+    """Action of this program by SIGTERM, which Ray takes, and leaves to the system's default: its
     compiled part does so on any thread, below what Python knows of.
     """
 
@@ -103,7 +103,6 @@ class Head:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._at = host_and_port(address, "--ray")
         self._answered = self._looked = time.monotonic()
 
     def look(self) -> None:
@@ -113,7 +112,7 @@ class Head:
             return
         self._looked = now
         try:
-            socket.create_connection(self._at, _LOOK_S).close()
+            knock(self._address, _LOOK_S)
             self._answered = now
         except OSError:
             if now > self._answered + LOST_S:
@@ -123,10 +122,15 @@ class Head:
                 ) from None
 
 
+def knock(address: str, timeout_s: float = _ANSWER_S) -> None:
+    """Raise OSError where nobody listens at the address of a head, InputError where it is none."""
+    socket.create_connection(host_and_port(address, "--ray"), timeout_s).close()
+
+
 def _check_answers(address: str) -> None:
     """Raise InputError where nobody listens at `address`: Ray would try for minutes."""
     try:
-        socket.create_connection(host_and_port(address, "--ray"), _ANSWER_S).close()
+        knock(address)
     except OSError as exc:
         raise InputError(
             f"--ray {address}: nobody answers there ({exc.strerror or exc}); start a cluster with "

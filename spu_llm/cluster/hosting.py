@@ -47,9 +47,10 @@ TASK, TELL = "task", "tell"  # words from it
 
 @dataclass(frozen=True)
 class Hosted:
-    """What a machine is told of a session. `program`: the place of its record; `held`: the weights;
-    `hints`: the folder of their hints (`SharedHints`); `front_door`: the certificate that it shows;
-    `makes`: batches of correlated randomness for the inbox of the front door's pool.
+    """Description of a session for the machine that runs it. `program`: the place of its record;
+    `held`: the weights; `hints`: the folder of their hints (`SharedHints`); `front_door`: the
+    certificate that it shows; `makes`: batches of correlated randomness for the inbox of the front
+    door's pool.
     """
 
     program: str

@@ -32,9 +32,9 @@ from spu_llm.systems.decoding.records import Ahead
 
 @dataclass(frozen=True)
 class ProviderAddress:
-    """How a producer reaches the provider: as `Server`, but the identity is read on the producer's
-    machine, from the same paths. `secret`: the client's, of its pool directory, by which both
-    parties know whose batches they are.
+    """Address of the provider for a producer: as `Server`, but the identity is read on the
+    producer's machine, from the same paths. `secret`: the client's, of its pool directory, by which
+    both parties know whose batches they are.
     """
 
     host: str
@@ -68,7 +68,7 @@ class ProviderAddress:
 
 @dataclass(frozen=True)
 class WorkEnded:
-    """How an item of work ended: with its session's result, or with an error in words; `busy`: the
+    """End of an item of work: with its session's result, or with an error in words; `busy`: the
     provider has no place for one more session.
     """
 

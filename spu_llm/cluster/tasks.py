@@ -11,20 +11,18 @@ of threads. A task has as many as the process that asks for it, on whatever mach
 from __future__ import annotations
 
 import os
-import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from spu_llm.cluster.connection import lost
+from spu_llm.cluster.connection import knock, lost
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.core.jax_settings import settle
-from spu_llm.net.address import host_and_port
 
 TRIES = 3  # of a task whose machine or process is lost
-_LOOK_S, _ANSWER_S = 1.0, 5.0
+_LOOK_S = 1.0
 _THREADS = ("NPROC", "OMP_NUM_THREADS")  # what XLA and what BLAS go by
 
 Call = Callable[[], Any]
@@ -130,7 +128,7 @@ def _placed(ray: Any, task: Any, place: str) -> Any:
 def _check_head(address: str) -> None:
     """Raise PeerError where the head has gone: Ray would wait for it, then end this process."""
     try:
-        socket.create_connection(host_and_port(address, "--ray"), _ANSWER_S).close()
+        knock(address)
     except OSError as exc:
         raise PeerError(
             f"the head of the cluster at {address} is lost ({exc.strerror or exc}); what is "

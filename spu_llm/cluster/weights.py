@@ -23,9 +23,9 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 @dataclass(frozen=True)
 class ServedWeights:
-    """What the front door serves. `directory`: the model's, absolute; `ranges`: of activations, as
-    `serve --ranges` names them; `digest`: of the folded weights (`models.resident`); `nbytes`:
-    their size; `place`: folds them.
+    """Weights that the front door serves. `directory`: the model's, absolute; `ranges`: of
+    activations, as `serve --ranges` names them; `digest`: of the folded weights
+    (`models.resident`); `nbytes`: their size; `place`: folds them.
     """
 
     directory: Path
