@@ -59,7 +59,7 @@ def unforeseen(exc: Exception) -> str:
 
 def write_page(path: Path, text: str) -> None:
     """Write a page to `--html`, whole or not at all."""
-    from spu_llm.offline.files import replace_whole
+    from spu_llm.offline.durable import replace_whole
 
     try:
         replace_whole(path, text.encode("utf-8", "backslashreplace"))

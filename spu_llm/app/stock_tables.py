@@ -10,6 +10,9 @@ from spu_llm.core.units import mb
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.offline.stock import PeerStock
 
+_PLACES = "on disk", "in object storage"
+_SIZES = "disk_bytes", "store_bytes"
+
 
 def prepared_table(result: dict[str, Any]) -> str:
     """Return a table of what `prepare` made, per kind, and how far it goes."""
@@ -59,15 +62,21 @@ def stock_table(stocks: Sequence[PeerStock]) -> str:
     lines = []
     for stock in stocks:
         session = ", in use by a session: the figures change" if stock.in_use else ""
-        rows = [("correlations", "batches", "units left", "on disk")]
-        for kind in _grouped(stock_json(stock)["correlations"], ("batches", "units", "disk_bytes")):
-            counts = (f"{kind['batches']:,}", f"{kind['units']:,}", mb(kind["disk_bytes"]))
-            rows.append((kind["kind"], *counts))
-        rows.append(("total", f"{stock.batches:,}", "", mb(stock.disk_bytes)))
+        rows: list[tuple[str, ...]] = [("correlations", "batches", "units left", *_PLACES)]
+        for kind in _grouped(stock_json(stock)["correlations"], ("batches", "units", *_SIZES)):
+            counts = f"{kind['batches']:,}", f"{kind['units']:,}"
+            rows.append((kind["kind"], *counts, *(mb(kind[size]) for size in _SIZES)))
+        rows.append(
+            ("total", f"{stock.batches:,}", "", mb(stock.disk_bytes), mb(stock.store_bytes))
+        )
+        if not stock.store_bytes:
+            rows = [row[:-1] for row in rows]
         lines += [f"{stock.folder}{session}", *_table(rows), ""]
     batches, disk = sum(s.batches for s in stocks), sum(s.disk_bytes for s in stocks)
+    stored = sum(s.store_bytes for s in stocks)
     peers = "1 peer" if len(stocks) == 1 else f"{len(stocks)} peers"
-    return "\n".join([*lines, f"{peers}, {batches:,} batches, {mb(disk)} on disk"])
+    places = f"{mb(disk)} on disk" + (f", {mb(stored)} in object storage" if stored else "")
+    return "\n".join([*lines, f"{peers}, {batches:,} batches, {places}"])
 
 
 def stock_json(stock: PeerStock) -> dict[str, Any]:
@@ -77,12 +86,14 @@ def stock_json(stock: PeerStock) -> dict[str, Any]:
         "in_use": stock.in_use,
         "batches": stock.batches,
         "disk_bytes": stock.disk_bytes,
+        "store_bytes": stock.store_bytes,
         "correlations": [
             {
                 "kind": kind.name,
                 "batches": kind.batches,
                 "units": kind.units,
                 "disk_bytes": kind.disk_bytes,
+                "store_bytes": kind.store_bytes,
             }
             for kind in stock.kinds
         ],

@@ -33,6 +33,7 @@ from spu_llm.core.errors import PeerError, PoolError, SpuLlmError, WorkerError
 from spu_llm.net.frames import StreamType
 from spu_llm.net.identity import OneTime
 from spu_llm.offline import inbox
+from spu_llm.offline.object_store import FsspecStore
 from spu_llm.service.supervisor import Worker, kept_folders
 from spu_llm.service.task import Task
 
@@ -50,7 +51,7 @@ class Hosted:
     """Description of a session for the machine that runs it. `program`: the place of its record;
     `held`: the weights; `hints`: the folder of their hints (`SharedHints`); `front_door`: the
     certificate that it shows; `makes`: batches of correlated randomness for the inbox of the front
-    door's pool.
+    door's pool; `store`: the object storage of these, as a URL, if the pool has any.
     """
 
     program: str
@@ -58,6 +59,7 @@ class Hosted:
     hints: str
     front_door: str
     makes: bool = False
+    store: str | None = None
 
 
 class Host:
@@ -87,7 +89,12 @@ def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception])
             weights = opened(hosted.held)
             hints = folder_here(hosted.hints)
             with _own_import_path():
-                worker = Worker(hosted.program, [weights], writes=kept_folders(hints, staged))
+                worker = Worker(
+                    hosted.program,
+                    [weights],
+                    writes=kept_folders(hints, staged),
+                    objects=None if hosted.store is None else FsspecStore(hosted.store),
+                )
             held.callback(worker.stop)
             landing = Landing(host, OneTime.made(), hosted.front_door)
             held.callback(landing.close)

@@ -22,7 +22,8 @@ from spu_llm.api.provider import Provider
 from spu_llm.core.errors import BusyError, SpuLlmError, WantedError
 from spu_llm.net.identity import load
 from spu_llm.offline import inbox
-from spu_llm.offline.files import create, open_folder
+from spu_llm.offline.durable import create, open_folder
+from spu_llm.offline.files import STORE_FILE
 from spu_llm.offline.inbox import Parcel
 from spu_llm.offline.peer_directories import peer_folders
 from spu_llm.service.client import Server
@@ -34,7 +35,8 @@ from spu_llm.systems.decoding.records import Ahead
 class ProviderAddress:
     """Address of the provider for a producer: as `Server`, but the identity is read on the
     producer's machine, from the same paths. `secret`: the client's, of its pool directory, by which
-    both parties know whose batches they are.
+    both parties know whose batches they are; `store`: the pool's object storage, as a URL, if there
+    is any.
     """
 
     host: str
@@ -44,9 +46,10 @@ class ProviderAddress:
     trust: Path | None
     served_model: str
     secret: bytes = field(repr=False)
+    store: str | None = None
 
     @staticmethod
-    def to(server: Server, secret: bytes) -> ProviderAddress:
+    def to(server: Server, secret: bytes, store: str | None) -> ProviderAddress:
         own = server.identity
         return ProviderAddress(
             server.host,
@@ -56,6 +59,7 @@ class ProviderAddress:
             None if own is None else own.trust.absolute(),
             server.served_model,
             secret,
+            store,
         )
 
     def server(self) -> Server:
@@ -127,6 +131,8 @@ class Producer:
         try:
             open_folder(pool)
             create(pool / "id", self._way.secret)
+            if self._way.store is not None:
+                create(pool / STORE_FILE, self._way.store.encode())
             server = self._way.server()
             text = text_format(server).text
             provider = Provider(server.network, server, Path(), pool, 1)

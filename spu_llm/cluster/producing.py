@@ -23,6 +23,7 @@ from spu_llm.cluster.producer import Producer, ProviderAddress, WorkEnded
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.offline import inbox
 from spu_llm.offline.inbox import Parcel
+from spu_llm.offline.object_store import url_of
 from spu_llm.offline.peer_directories import open_directory
 from spu_llm.service.client import Server
 from spu_llm.service.supervisor import Look
@@ -201,7 +202,7 @@ def on_cluster(
     """
     if server is None or pool is None:
         raise InputError("--ray takes a provider elsewhere; give --server HOST:PORT")
-    way = ProviderAddress.to(server, open_directory(pool))
+    way = ProviderAddress.to(server, open_directory(pool), url_of(pool))
     with joined(address) as ray:
         yield ClusterProducers(ray, address, way, pairs)
 

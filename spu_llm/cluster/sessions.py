@@ -32,8 +32,9 @@ from spu_llm.cluster.weights import HeldWeights
 from spu_llm.core.errors import BusyError, PoolError, WorkerError
 from spu_llm.net.identity import OneTime
 from spu_llm.offline import inbox
-from spu_llm.offline.files import open_folder
+from spu_llm.offline.durable import open_folder
 from spu_llm.offline.inbox import Parcel
+from spu_llm.offline.object_store import store_of
 from spu_llm.offline.stock import Budget, room_in
 from spu_llm.service import agreeing, journal, programs
 from spu_llm.service.admission import Admitted
@@ -189,8 +190,16 @@ class _Placing:
     ) -> RemoteWorker:
         own = OneTime.made()
         program = programs.place_of(self._task.program)
-        makes = self._task.pool_dir is not None
-        hosted = Hosted(program, held, hints.folder, own.certificate, makes)
+        pool = self._task.pool_dir
+        store = None if pool is None else store_of(Path(pool))
+        hosted = Hosted(
+            program,
+            held,
+            hints.folder,
+            own.certificate,
+            pool is not None,
+            None if store is None else store.url,
+        )
         try:
             endpoint = self._actors.answer(host.start.remote(hosted, machine), START_S)
         except TimeoutError:

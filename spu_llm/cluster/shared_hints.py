@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spu_llm.offline.files import drawn_once
+from spu_llm.offline.durable import drawn_once
 from spu_llm.offline.silent.store import default_directory, provider_key
 from spu_llm.service.supervisor import kept_folders
 

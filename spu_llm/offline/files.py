@@ -7,6 +7,8 @@
         meta.json      what it is; never changes
         results.npy    words [units, words]: results, and before them masks that no key gives again;
                        rows of units that are gone become zero
+        stored-N.json  in place of results.npy: what opens the object of N bytes in which it is
+                       (`offline.object_store`)
         state.json     how far it is used, and the key of other masks of what is left
         rest.npy       units that a clean end put back: words of their masks and results
 
@@ -17,32 +19,34 @@ the path. Checksums find damage, not malice: who can write here can do anything.
 from __future__ import annotations
 
 import hashlib
-import json
+import io
 import os
 import re
 import shutil
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
 from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import KEY_BYTES
 from spu_llm.offline.access import check, failures, take_lock
+from spu_llm.offline.contents import damaged, header, read_rows, sealed, unsealed
+from spu_llm.offline.durable import creating, open_folder, opened, replacing, sync_folder
+from spu_llm.offline.sealed_objects import AT_ONCE, OBJECT_NAME, ObjectStore, Opener, seal, unseal
+from spu_llm.offline.sealed_objects import KEY_BYTES as OBJECT_KEY_BYTES
 
 FORMAT = 3
 IN_USE = "is in use by another session"  # what a second one is told of a directory
 SLICES = 8  # of a batch: one is used up on disk before its first unit is handed out
 BATCH_ID = re.compile(r"[0-9a-f]{32}")
-# numpy reads headers with Python's parser, in which two threads disturb each other (CPython 3.11).
-_parsing = threading.Lock()
 INBOX = "inbox"
+STORE_FILE = "store-url"  # of a pool directory: where object storage is
 HALF = re.compile(r"\.[0-9a-f]{32}\.(made|gone)")  # a batch on its way in or out
-_JSON_BYTES = 1 << 16
+RESULTS = "results.npy"
+STORED = re.compile(r"stored-([1-9][0-9]{0,8})\.json")
 MAX_FILE_BYTES = 32 << 20  # of a batch that goes from one machine to another
 
 
@@ -90,29 +94,32 @@ def checksum(words: np.ndarray) -> str:
 
 
 class Files:
-    """A batch in a folder of its own. PoolError when a file cannot be used."""
+    """A batch in a folder of its own, its results there or in `objects`. PoolError when a file, or
+    an object, cannot be used.
+    """
 
-    def __init__(self, folder: Path, label: Label) -> None:
-        self.folder, self.label = folder, label
+    def __init__(self, folder: Path, label: Label, objects: ObjectStore | None = None) -> None:
+        self.folder, self.label, self._objects = folder, label, objects
 
     def rows(self, index: int) -> np.ndarray:
-        """Return the result words [units, words] of one slice."""
-        path = self.folder / "results.npy"
-        words = _read_rows(path, (self.label.units, self.label.words), self.label.bounds(index))
+        """Return the result words [units, words] of one slice, which are in this folder."""
+        path = self.folder / RESULTS
+        words = read_rows(path, (self.label.units, self.label.words), self.label.bounds(index))
         if checksum(words) != self.label.sums[index]:
-            raise _damaged(path)
+            raise damaged(path)
         return words
 
     def rest(self, state: State) -> np.ndarray:
         """Return the words [units, mask words and result words] of what was put back."""
         path = self.folder / "rest.npy"
-        words = _read_rows(path)
+        words = read_rows(path)
         if checksum(words) != state.rest:
-            raise _damaged(path)
+            raise damaged(path)
         return words
 
     def advance(self, old: State, new: State) -> None:
         """Durably record `new`; only then wipe what it says is gone."""
+        bring([(self, old)])
         with failures(self.folder):
             self._write_state(new)
             self._wipe(old.index, new.index)
@@ -122,45 +129,86 @@ class Files:
     def put_back(self, rest: np.ndarray, state: State) -> None:
         """Durably store units that were not handed out after all, from `state.used` on."""
         with failures(self.folder):
-            with _replacing(self.folder / "rest.npy") as file:
+            with replacing(self.folder / "rest.npy") as file:
                 np.save(file, rest, allow_pickle=False)
             self._write_state(state)
 
+    def moved(self, directory: Path) -> Files:
+        """Move the batch below `directory`, at once; return it there."""
+        return Files(move(self.folder, directory), self.label, self._objects)
+
     def remove(self) -> None:
         """Remove the batch, which is gone from one moment to the next."""
+        opener = self.opener()
         discard(self.folder)
+        self._drop_object(opener)
 
     def size(self) -> int:
-        """Return the bytes of the batch's files."""
+        """Return the bytes of the batch's files, and of its object."""
         with failures(self.folder):
-            return sum(entry.stat().st_size for entry in os.scandir(self.folder))
+            entries = list(os.scandir(self.folder))
+            return sum(one.stat().st_size + object_bytes(one.name) for one in entries)
+
+    def opener(self) -> Opener | None:
+        """Return what opens the object that has the results; None when they are in this folder."""
+        return None if (path := stored_in(self.folder)) is None else _opener(path)
+
+    def take_back(self, opener: Opener, data: bytes | None, state: State) -> None:
+        """Put results out of their object `data` into this folder, and forget how it is opened.
+        PoolError when it is gone, or another one: the batch is lost then, and removed.
+        """
+        content = unseal(opener, data)
+        if content is None:
+            self.remove()
+            raise PoolError(
+                f"object storage has lost the results of {self.folder}; the batch is removed, and "
+                "the next session goes on without it"
+            )
+        with failures(self.folder):
+            with replacing(self.folder / RESULTS) as file:
+                file.write(content)
+            self._wipe(0, state.index)
+            self._forget(opener)
+
+    def _forget(self, opener: Opener) -> None:
+        """Forget how the object is opened that had the results, which are in this folder now."""
+        path = stored_in(self.folder, beside=True)
+        if path is not None:
+            path.unlink()
+            sync_folder(self.folder)
+        self._drop_object(opener)
+
+    def _drop_object(self, opener: Opener | None) -> None:
+        """Remove an object that nobody can open any more, where the storage lets it."""
+        if opener is not None and self._objects is not None:
+            with suppress(PoolError):
+                self._objects.remove(opener.name)
 
     def clean(self, state: State) -> None:
         """Finish what a session that died had begun."""
         with failures(self.folder):
-            for name in (".state.json", ".rest.npy", *(["rest.npy"] if not state.rest else [])):
+            halves = ".state.json", ".rest.npy", f".{RESULTS}"
+            for name in (*halves, *(["rest.npy"] if not state.rest else [])):
                 (self.folder / name).unlink(missing_ok=True)
+            if (path := stored_in(self.folder, beside=True)) is not None:
+                if not (self.folder / RESULTS).exists():
+                    return
+                self._forget(_opener(path))
             self._wipe(0, state.index)
 
     def _write_state(self, state: State) -> None:
-        with _replacing(self.folder / "state.json") as file:
+        with replacing(self.folder / "state.json") as file:
             file.write(_state_bytes(self.label, state))
 
     def _wipe(self, first: int, last: int) -> None:
         """Zero the results of the slices from `first` to before `last`."""
         start, stop = self.label.bounds(first)[0], self.label.bounds(last)[0]
-        path = self.folder / "results.npy"
-        with _opened(path, write=True) as file:
-            file.seek(_header(file, path)[1] + 8 * self.label.words * start)
+        if start == stop:
+            return
+        path = self.folder / RESULTS
+        with opened(path, write=True) as file:
+            file.seek(header(file, path)[1] + 8 * self.label.words * start)
             file.write(bytes(8 * self.label.words * (stop - start)))
-
-
-def open_folder(directory: Path) -> None:
-    """Make a directory if need be. PoolError when it is not this user's alone or cannot be used."""
-    with failures(directory):
-        with suppress(FileExistsError):  # what it is, is checked next
-            directory.mkdir(mode=0o700, parents=True)
-        check(directory, folder=True)
 
 
 class PoolDirectory:
@@ -170,8 +218,9 @@ class PoolDirectory:
     in it is not as it was written.
     """
 
-    def __init__(self, directory: Path, rank: int) -> None:
-        self.path, self._rank = directory, rank
+    def __init__(self, directory: Path, rank: int, objects: ObjectStore | None = None) -> None:
+        """Open a directory; `objects` has the results of batches that are not in it."""
+        self.path, self._rank, self._objects = directory, rank, objects
         open_folder(directory)
         with failures(directory):
             lock = take_lock(directory / "lock")
@@ -189,9 +238,12 @@ class PoolDirectory:
         """Return where the batches of a correlation lie."""
         return self.path / _folder_name(name)
 
-    def add(self, label: Label, results: np.ndarray, state: State) -> Files:
-        """Store a batch: after a crash it is there whole, or not at all."""
-        return store(self.path, label, results, state)
+    def add(self, label: Label, results: np.ndarray, state: State, outside: bool) -> Files:
+        """Store a batch, with its results `outside` in object storage: after a crash it is there
+        whole, or not at all.
+        """
+        made = store(self.path, label, results, state, self._objects if outside else None)
+        return Files(made, label, self._objects)
 
     def close(self) -> None:
         """Let other sessions use the directory."""
@@ -203,7 +255,7 @@ class PoolDirectory:
                 check(path, folder=True)
                 shutil.rmtree(path)
                 continue
-            label, state, files = batch_of(path, self._rank)
+            label, state, files = batch_of(path, self._rank, self._objects)
             if state.used == label.units:
                 files.remove()
             else:
@@ -211,18 +263,55 @@ class PoolDirectory:
                 yield label, state, files
 
 
-def store(directory: Path, label: Label, results: np.ndarray, state: State) -> Files:
-    """Store a batch below `directory`: after a crash it is there whole, or not at all."""
+def bring(batches: Sequence[tuple[Files, State]]) -> None:
+    """Bring results of batches, with how far these are used, from object storage into their
+    folders, if they are not there; batches are of one directory. PoolError when some are lost, or
+    the storage fails.
+    """
+    away = [
+        (files, opener, state) for files, state in batches if (opener := files.opener()) is not None
+    ]
+    for start in range(0, len(away), AT_ONCE):
+        some = away[start : start + AT_ONCE]
+        objects = some[0][0]._objects
+        if objects is None:
+            raise PoolError(
+                f"the results of {some[0][0].folder} are in object storage, and no file "
+                f"{STORE_FILE!r} of the pool says where"
+            )
+        contents = objects.get([opener.name for _, opener, _ in some])
+        for (files, opener, state), data in zip(some, contents, strict=True):
+            files.take_back(opener, data, state)
+
+
+def store(
+    directory: Path,
+    label: Label,
+    results: np.ndarray,
+    state: State,
+    objects: ObjectStore | None = None,
+) -> Path:
+    """Store a batch below `directory`, its results in `objects` if there are any: after a crash it
+    is there whole, or not at all. Return its folder.
+    """
 
     def write(made: Path) -> None:
-        with _creating(made / "results.npy") as file:
-            np.save(file, results, allow_pickle=False)
-        with _creating(made / "meta.json") as file:
-            file.write(_sealed({"format": FORMAT, **asdict(label)}))
-        with _creating(made / "state.json") as file:
+        content = io.BytesIO()
+        np.save(content, results, allow_pickle=False)
+        if objects is None:
+            with creating(made / RESULTS) as file:
+                file.write(content.getbuffer())
+        else:
+            opener, data = seal(content.getvalue())
+            objects.put(opener.name, data)
+            with creating(made / f"stored-{len(data)}.json") as file:
+                file.write(sealed({"object": opener.name, "key": opener.key.hex()}))
+        with creating(made / "meta.json") as file:
+            file.write(sealed({"format": FORMAT, **asdict(label)}))
+        with creating(made / "state.json") as file:
             file.write(_state_bytes(label, state))
 
-    return Files(_stored(directory / _folder_name(label.name), label.id, write), label)
+    return _stored(directory / _folder_name(label.name), label.id, write)
 
 
 def store_files(directory: Path, kind: str, name: str, contents: Mapping[str, bytes]) -> Path:
@@ -233,7 +322,7 @@ def store_files(directory: Path, kind: str, name: str, contents: Mapping[str, by
 
     def write(made: Path) -> None:
         for file_name, data in contents.items():
-            with _creating(made / file_name) as file:
+            with creating(made / file_name) as file:
                 file.write(data)
         _, state = load(made, name)
         if state != replace(state, used=0, index=0, rest=None):
@@ -248,7 +337,7 @@ def contents_of(path: Path, names: Iterable[str]) -> dict[str, bytes]:
     """
     contents = {}
     for name in names:
-        with _opened(path / name) as file:
+        with opened(path / name) as file:
             contents[name] = file.read(MAX_FILE_BYTES + 1)
         if len(contents[name]) > MAX_FILE_BYTES:
             raise PoolError(f"{path / name} is larger than a batch is")
@@ -280,7 +369,9 @@ def move(path: Path, directory: Path) -> Path:
     return final
 
 
-def batch_of(path: Path, rank: int) -> tuple[Label, State, Files]:
+def batch_of(
+    path: Path, rank: int, objects: ObjectStore | None = None
+) -> tuple[Label, State, Files]:
     """Read the batch in folder `path`; PoolError unless it is whole, and of the party that has this
     rank.
     """
@@ -290,7 +381,7 @@ def batch_of(path: Path, rank: int) -> tuple[Label, State, Files]:
             f"{path.parent.parent} holds the other party's correlated randomness; use another "
             "directory"
         )
-    return label, state, Files(path, label)
+    return label, state, Files(path, label, objects)
 
 
 def _stored(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
@@ -330,7 +421,7 @@ def load(path: Path, name: str | None = None) -> tuple[Label, State]:
     """
     check(path, folder=True)
     name = path.name if name is None else name
-    meta = _unsealed(path / "meta.json")
+    meta = unsealed(path / "meta.json")
     version = meta.pop("format", None)
     if version != FORMAT:
         raise PoolError(
@@ -342,10 +433,10 @@ def load(path: Path, name: str | None = None) -> tuple[Label, State]:
         moved = label.id != name or _folder_name(label.name) != path.parent.name
         label.bounds(0)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise _damaged(path / "meta.json") from None
+        raise damaged(path / "meta.json") from None
     if moved:
         raise PoolError(f"{path} was moved here from elsewhere; remove it")
-    fields = _unsealed(path / "state.json", name)
+    fields = unsealed(path / "state.json", name)
     try:
         state = State(**{**fields, "key": bytes.fromhex(fields["key"])})
         # What was put back lies before slice `index`; what was burnt may end inside it.
@@ -355,9 +446,41 @@ def load(path: Path, name: str | None = None) -> tuple[Label, State]:
     except (KeyError, TypeError, ValueError):
         fits = False
     if not fits:
-        raise _damaged(path / "state.json")
-    _read_rows(path / "results.npy", (label.units, label.words), (0, 0))
+        raise damaged(path / "state.json")
+    if (stored := stored_in(path)) is None:
+        read_rows(path / RESULTS, (label.units, label.words), (0, 0))
+    else:
+        _opener(stored)
     return label, state
+
+
+def stored_in(path: Path, *, beside: bool = False) -> Path | None:
+    """Return the file that says how the results of the batch in folder `path` are opened; None
+    where they are in the folder. `beside`: even so, after a crash that left it there.
+    """
+    names = os.listdir(path)
+    stored = [name for name in names if STORED.fullmatch(name)]
+    if len(stored) > 1:
+        raise damaged(path / stored[0])
+    return path / stored[0] if stored and (beside or RESULTS not in names) else None
+
+
+def object_bytes(name: str) -> int:
+    """Return the bytes of the object that the file of this name opens; 0 for other files."""
+    stored = STORED.fullmatch(name)
+    return int(stored[1]) if stored else 0
+
+
+def _opener(path: Path) -> Opener:
+    fields = unsealed(path)
+    try:
+        opener = Opener(fields["object"], bytes.fromhex(fields["key"]))
+        fits = OBJECT_NAME.fullmatch(opener.name) and len(opener.key) == OBJECT_KEY_BYTES
+    except (KeyError, TypeError, ValueError):
+        fits = None
+    if not fits:
+        raise damaged(path)
+    return opener
 
 
 def _folder_name(name: str) -> str:
@@ -367,138 +490,4 @@ def _folder_name(name: str) -> str:
 
 
 def _state_bytes(label: Label, state: State) -> bytes:
-    return _sealed({**asdict(state), "key": state.key.hex()}, label.id)
-
-
-def _sealed(fields: dict[str, Any], owner: str = "") -> bytes:
-    """Return JSON with a checksum: a flipped bit must not pass for another number."""
-    text = json.dumps(fields, sort_keys=True)
-    seal = hashlib.sha256((owner + text).encode()).hexdigest()
-    return json.dumps({**fields, "seal": seal}, sort_keys=True).encode()
-
-
-def _unsealed(path: Path, owner: str = "") -> dict[str, Any]:
-    with _opened(path) as file:
-        data = file.read(_JSON_BYTES + 1)
-    try:
-        fields = json.loads(data.decode())
-        seal = fields.pop("seal")
-        expected = json.loads(_sealed(fields, owner))["seal"]
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        raise _damaged(path) from None
-    if seal != expected:
-        raise _damaged(path)
-    return fields
-
-
-def _header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], int]:
-    """Read the shape of an array file of uint64 words, and where its words begin."""
-    try:
-        version = np.lib.format.read_magic(file)
-        with _parsing:
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception:  # numpy raises many kinds on a bad header, some of them undocumented
-        raise _damaged(path) from None
-    offset, size = file.tell(), os.fstat(file.fileno()).st_size
-    if (
-        (version, fortran, dtype, len(shape)) != ((1, 0), False, np.dtype("<u8"), 2)
-        or min(shape) < 0
-        or size != offset + 8 * shape[0] * shape[1]
-    ):
-        raise _damaged(path)
-    return shape, offset
-
-
-def _read_rows(
-    path: Path, expected: tuple[int, int] | None = None, rows: tuple[int, int] | None = None
-) -> np.ndarray:
-    """Read rows of an array file [rows, words], all of them by default."""
-    with _opened(path) as file:
-        shape, offset = _header(file, path)
-        if expected is not None and shape != expected:
-            raise PoolError(f"{path} has shape {shape}, not {expected}; remove {path.parent}")
-        start, stop = rows or (0, shape[0])
-        file.seek(offset + 8 * shape[1] * start)
-        data = file.read(8 * shape[1] * (stop - start))
-    return np.frombuffer(data, np.uint64).reshape(stop - start, shape[1])
-
-
-def _damaged(path: Path) -> PoolError:
-    return PoolError(f"{path} is damaged; remove {path.parent}")
-
-
-@contextmanager
-def _opened(path: Path, *, write: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file of the pool, opened after a look at what it is."""
-    with failures(path):
-        check(path, folder=False)
-        mode = os.O_RDWR if write else os.O_RDONLY
-        number = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(number, "r+b" if write else "rb") as file:
-            check(path, os.fstat(number), folder=False)
-            yield file
-
-
-@contextmanager
-def _creating(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that did not exist; its contents (not yet its name) are durable in the end."""
-    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(number, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def create(path: Path, *data: bytes | memoryview) -> None:
-    """Write a new file, 0600, there whole or not at all; one that another session has made
-    meanwhile stays. A process that is killed may leave a file that begins with a dot.
-    """
-    made = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    try:
-        with _creating(made) as file:
-            for piece in data:
-                file.write(piece)
-        os.link(made, path)
-    except FileExistsError:
-        pass
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def drawn_once(path: Path, drawn: bytes) -> bytes:
-    """Return what the file `path` holds, which is made of `drawn` if there is none; where several
-    sessions make it at once, the first one's stays.
-    """
-    with failures(path):
-        if not os.path.lexists(path):
-            create(path, drawn)
-    with _opened(path) as file:
-        return file.read()
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file for new contents of `path`: after a crash it has the old or the new ones;
-    durable in the end.
-    """
-    part = path.with_name(f".{path.name}")
-    part.unlink(missing_ok=True)
-    with _creating(part) as file:
-        yield file
-    os.replace(part, path)
-    sync_folder(path.parent)
-
-
-def replace_whole(path: Path, data: bytes) -> None:
-    """Write a file, 0600, that has these contents or, after a crash, its old ones."""
-    with _replacing(path) as file:
-        file.write(data)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    return sealed({**asdict(state), "key": state.key.hex()}, label.id)

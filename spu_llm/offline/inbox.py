@@ -25,10 +25,13 @@ import numpy as np
 
 from spu_llm.core.errors import PoolError
 from spu_llm.offline.access import check, failures
+from spu_llm.offline.durable import open_folder
 from spu_llm.offline.files import (
     BATCH_ID,
     HALF,
     INBOX,
+    RESULTS,
+    STORED,
     Files,
     Label,
     State,
@@ -36,14 +39,14 @@ from spu_llm.offline.files import (
     batch_of,
     contents_of,
     discard,
-    move,
-    open_folder,
     store,
     store_files,
+    stored_in,
 )
+from spu_llm.offline.sealed_objects import ObjectStore
 
 PATIENCE_S = 3600.0  # for the peer's half of a batch to arrive, too
-_FILES = ("meta.json", "state.json", "results.npy")
+_FILES = ("meta.json", "state.json")  # and the results, or how they are opened
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,19 @@ class Parcel:
     files: dict[str, bytes] = field(repr=False)
 
 
-def put(folder: Path, label: Label, key: bytes, results: np.ndarray) -> None:
-    """Store a batch in the inbox of a peer's folder: whole, or not at all. PoolError when it cannot
-    be.
+def put(
+    folder: Path, label: Label, key: bytes, results: np.ndarray, objects: ObjectStore | None = None
+) -> None:
+    """Store a batch in the inbox of a peer's folder, its results in `objects` if there are any:
+    whole, or not at all. PoolError when it cannot be.
     """
     inbox = folder / INBOX
     open_folder(inbox)
-    store(inbox, label, results, State(0, 0, key))
+    store(inbox, label, results, State(0, 0, key), objects)
 
 
 def waiting(
-    folder: Path, rank: int, taken_in: Collection[str]
+    folder: Path, rank: int, taken_in: Collection[str], objects: ObjectStore | None = None
 ) -> Iterator[tuple[Label, State, Files]]:
     """Yield what lies in the inbox of a peer's folder; what a crash left half is removed in time.
     `taken_in`: ids of batches in the pool, of which a power cut may have left a copy here, which is
@@ -81,7 +86,7 @@ def waiting(
         if path.name in taken_in:
             discard(path)
             continue
-        label, state, files = batch_of(path, rank)
+        label, state, files = batch_of(path, rank, objects)
         if state.used or state.index or state.rest:
             raise PoolError(f"{path} is used, and no session has taken it in; remove it")
         yield label, state, files
@@ -91,13 +96,13 @@ def take_in(files: Files, folder: Path) -> Files:
     """Move a batch from the inbox of a peer's folder into its pool; after a crash it is in one of
     them.
     """
-    return Files(move(files.folder, folder), files.label)
+    return files.moved(folder)
 
 
 def drop_if_old(files: Files) -> None:
     """Remove a batch whose other half has not arrived at the peer in time."""
     if _is_old(files.folder):
-        discard(files.folder)
+        files.remove()
 
 
 def hand_over(folder: Path) -> Iterator[Parcel]:
@@ -107,7 +112,8 @@ def hand_over(folder: Path) -> Iterator[Parcel]:
             continue  # being written
         with failures(path):
             check(path, folder=True)
-            files = contents_of(path, _FILES)
+            stored = stored_in(path)
+            files = contents_of(path, (*_FILES, RESULTS if stored is None else stored.name))
             discard(path)
         yield Parcel(path.parent.name, path.name, files)
 
@@ -117,7 +123,9 @@ def deliver(folder: Path, parcel: Parcel) -> None:
     PoolError when it is no whole and unused batch, or cannot be stored.
     """
     names = Path(parcel.kind).name == parcel.kind and BATCH_ID.fullmatch(parcel.id)
-    if not names or parcel.files.keys() != set(_FILES):
+    rest = parcel.files.keys() - set(_FILES)
+    whole = len(parcel.files) == len(_FILES) + 1 and len(rest) == 1
+    if not names or not whole or not all(n == RESULTS or STORED.fullmatch(n) for n in rest):
         raise PoolError("what another machine of this party sends is no batch")
     inbox = folder / INBOX
     open_folder(inbox)

@@ -5,6 +5,7 @@ sessions with.
     <directory>/<name>/    the pool that it shares with one peer (spu_llm.offline.files)
     <directory>/certificate-<32 hex digits of its fingerprint>/   a directory like this one, of a
                                provider for one certificate
+    <directory>/store-url      where results of batches are, if not here (offline.object_store)
     <directory>/wanted, making a client's locks: who goes first (spu_llm.offline.priority_lock)
 
 Correlated randomness serves the two parties that made it, nobody else, and a session that meets
@@ -29,10 +30,10 @@ from spu_llm.core.channel import Channel
 from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.values import ROLES
 from spu_llm.offline.access import check, failures
-from spu_llm.offline.files import drawn_once, open_folder
+from spu_llm.offline.durable import drawn_once, open_folder
 
 MAX_PEERS = 64  # parties that one directory has correlated randomness for
-_CERTIFIED = "certificate-"
+CERTIFIED = "certificate-"
 _ID = re.compile(rb"[0-9a-f]{32}")
 
 
@@ -57,7 +58,7 @@ def party_directories(directory: Path) -> list[Path]:
     any other path. Changes nothing.
     """
     with failures(directory):
-        certified = sorted(directory.glob(f"{_CERTIFIED}*")) if directory.is_dir() else []
+        certified = sorted(directory.glob(f"{CERTIFIED}*")) if directory.is_dir() else []
     candidates = (directory, *(directory / role for role in ROLES), *certified)
     return [path for path in candidates if _has_id(path)]
 
@@ -66,7 +67,7 @@ def directory_of(directory: Path, fingerprint: str) -> Path:
     """Return a provider's party directory for all that one certificate's owner comes with: what it
     takes is counted apart, and nobody else can fill its places.
     """
-    return directory / f"{_CERTIFIED}{fingerprint[:32]}"
+    return directory / f"{CERTIFIED}{fingerprint[:32]}"
 
 
 def peer_folders(directory: Path) -> list[Path]:

@@ -33,18 +33,19 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from spu_llm.core.correlation import Correlation, Correlations, cut, joined, split
+from spu_llm.core.correlation import Correlation, Correlations, joined
 from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.json_values import names_once
 from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.offline import inbox
+from spu_llm.offline.batch import LABEL_BYTES, Batch, Memory, bring_all, masks_of, next_key, pack
 from spu_llm.offline.files import (
     BATCH_ID,
     Files,
@@ -54,10 +55,10 @@ from spu_llm.offline.files import (
     checksum,
     slice_units,
 )
+from spu_llm.offline.sealed_objects import ObjectStore
 
 INVENTORY_BYTES = 1 << 20  # enough for MAX_BATCHES
 MAX_BATCHES = 20_000  # on disk
-_LABEL_BYTES = 2048  # of a batch's files, beside its words, at most
 
 
 class Maker(Protocol):
@@ -96,23 +97,26 @@ class Pool:
         session: bytes = b"",
         directory: Path | None = None,
         room: Callable[[], int | None] = lambda: None,
+        objects: ObjectStore | None = None,
+        outside: bool = False,
     ) -> None:
         """Open the pool. `session`: a secret of both parties, fresh for every pool. `directory`:
         where batches outlive the process; what is there serves after `resume`. room(): by how much
         files may grow now, None: by any number; what is beyond is lost with this process, as after
         a crash: batches are kept in memory, units are not put back. PoolError when the directory is
-        in use, open to others or damaged.
+        in use, open to others or damaged. `objects`: object storage that has results of batches,
+        and gets the results of what is added, if these are to lie `outside`.
         """
         assert session or directory is None, "batches on disk are named after their session"
         self.rank, self._own, self._make, self._session = rank, own, make, session
         self._made: dict[str, int] = {}  # chunks begun since it was opened, by name
-        self._batches: dict[str, list[_Batch]] = {}
-        self._empty: list[_Batch] = []  # to be removed when nobody waits
+        self._batches: dict[str, list[Batch]] = {}
+        self._empty: list[Batch] = []  # to be removed when nobody waits
         self._closed = False
-        self.room = room
-        self._directory = PoolDirectory(directory, rank) if directory is not None else None
-        self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
-        self._waiting: list[_Batch] = []
+        self.room, self._objects, self._outside = room, objects, outside and objects is not None
+        self._directory = None if directory is None else PoolDirectory(directory, rank, objects)
+        self._found = [Batch(*kept) for kept in self._directory.found] if self._directory else []
+        self._waiting: list[Batch] = []
         try:
             self._waiting = self._in_inbox()
         except BaseException:
@@ -145,7 +149,7 @@ class Pool:
         _check_used(used, self._waiting)
         self._serve(self._taken_in(used), used)
 
-    def _serve(self, batches: Iterable[_Batch], used: Mapping[str, int]) -> None:
+    def _serve(self, batches: Iterable[Batch], used: Mapping[str, int]) -> None:
         """Let batches serve from the unit on that neither party has used."""
         # The ids are all that both parties know of the order.
         for batch in sorted(batches, key=lambda b: b.label.id):
@@ -154,16 +158,16 @@ class Pool:
             if batch.left:
                 self._batches.setdefault(batch.label.name, []).append(batch)
 
-    def _in_inbox(self) -> list[_Batch]:
+    def _in_inbox(self) -> list[Batch]:
         """Return what lies in the inbox, as far as two sessions can compare it."""
         if self._directory is None:
             return []
         own = [*self._found, *(one for some in self._batches.values() for one in some)]
         known = {batch.label.id for batch in own}
-        kept = inbox.waiting(self._directory.path, self.rank, known)
-        return [_Batch(*one) for one in islice(kept, max(0, MAX_BATCHES - len(known)))]
+        kept = inbox.waiting(self._directory.path, self.rank, known, self._objects)
+        return [Batch(*one) for one in islice(kept, max(0, MAX_BATCHES - len(known)))]
 
-    def _taken_in(self, used: Mapping[str, int]) -> Iterator[_Batch]:
+    def _taken_in(self, used: Mapping[str, int]) -> Iterator[Batch]:
         """Take in what lies in the inbox and the peer's inventory `used` has, too."""
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
@@ -191,7 +195,7 @@ class Pool:
 
     def _batch_bytes(self, correlation: Correlation) -> int:
         """Return the bytes of a batch's files, at most, if no units are put back."""
-        return 8 * correlation.stored_words(self.rank) * correlation.chunk + _LABEL_BYTES
+        return 8 * correlation.stored_words(self.rank) * correlation.chunk + LABEL_BYTES
 
     def prepare(self, correlation: Correlation, units: int) -> None:
         """Make whole chunks until `units` units are there. PoolError when those that are there are
@@ -223,10 +227,10 @@ class Pool:
         if not correlation.masks_come_out:
             drawn, at = [], key
             for start, stop in slices:
-                drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))
-                at = _next_key(at)
+                drawn.append(correlation.draw(self.rank, masks_of(at), stop - start))
+                at = next_key(at)
             masks = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
-        results = _pack(self._make(correlation, masks), units)
+        results = pack(self._make(correlation, masks), units)
         assert results.shape[1] == correlation.stored_words(self.rank)
         label = Label(
             _batch_id(self._session, name, number),
@@ -244,24 +248,32 @@ class Pool:
         self._check_places()
         self._remove_empty()
         label, state = made.label, State(0, 0, made.key)
-        store: Files | _Memory
+        store: Files | Memory
         room = None if self._directory is None else self.room()
-        size = 8 * made.results.size + _LABEL_BYTES
+        size = 8 * made.results.size + LABEL_BYTES
         if self._directory is None or (room is not None and room < size):
-            store = _Memory(label, made.results)
+            store = Memory(label, made.results)
         else:
-            store = self._directory.add(label, made.results, state)
-        self._batches.setdefault(label.name, []).append(_Batch(label, state, store))
+            store = self._directory.add(label, made.results, state, self._outside)
+        self._batches.setdefault(label.name, []).append(Batch(label, state, store))
 
     def lease(self, correlation: Correlation, units: int) -> None:
         """Bring the next `units` units, as far as they are there, into memory, used up on disk:
         then `take` hands them out without touching it. In memory there is nothing to wait for.
         """
+        self.lease_all([(correlation, units)])
+
+    def lease_all(self, wanted: Sequence[tuple[Correlation, int]]) -> None:
+        """Lease units of several correlations, as `lease` does: what object storage has of them
+        comes at once.
+        """
         if self._directory is None:
             return
         self._remove_empty()
-        for batch, count in self._next(correlation, units):
-            batch.lease(correlation, count)
+        chosen = [(kind, *one) for kind, units in wanted for one in self._next(kind, units)]
+        bring_all(batch for _, batch, _ in chosen)
+        for kind, batch, count in chosen:
+            batch.lease(kind, count)
 
     def take(self, correlation: Correlation, units: int) -> Correlations:
         """Return `units` units that nobody ever gets again, not even after a crash of this
@@ -269,6 +281,7 @@ class Pool:
         """
         self.prepare(correlation, units)
         chosen = self._next(correlation, units)
+        bring_all(batch for batch, _ in chosen)
         for batch, count in chosen:
             batch.lease(correlation, count)
         # Only now that all of them are used up on disk, the first one leaves.
@@ -295,7 +308,7 @@ class Pool:
             if self._directory is not None:
                 self._directory.close()
 
-    def _next(self, correlation: Correlation, units: int) -> list[tuple[_Batch, int]]:
+    def _next(self, correlation: Correlation, units: int) -> list[tuple[Batch, int]]:
         """Return the batches that the next units are in, and how many of each."""
         chosen = []
         for batch in self._batches.get(correlation.name, ()):
@@ -323,134 +336,7 @@ class Pool:
             )
 
 
-class _Memory:
-    """The results of a batch that only this process has, in place of `Files`."""
-
-    def __init__(self, label: Label, results: np.ndarray) -> None:
-        self._label, self._results = label, results
-
-    def rows(self, index: int) -> np.ndarray:
-        start, stop = self._label.bounds(index)
-        return self._results[start:stop]
-
-    def rest(self, state: State) -> np.ndarray:
-        raise AssertionError("nothing is put back in memory")
-
-    def advance(self, old: State, new: State) -> None:
-        """Do nothing: the process forgets by itself."""
-
-    def put_back(self, rest: np.ndarray, state: State) -> None:
-        """Do nothing: nothing outlives the process."""
-
-    def remove(self) -> None:
-        self._results = np.empty((0, self._label.words), np.uint64)
-
-    def size(self) -> int:
-        return 0
-
-
-@dataclass
-class _Batch:
-    """Units of one chunk, from `used` on; those before `state.used` are in memory (`held`)."""
-
-    label: Label
-    state: State
-    store: Files | _Memory
-    held: Correlations | None = None
-
-    def __post_init__(self) -> None:
-        self.used = self.state.used
-
-    @property
-    def left(self) -> int:
-        return self.label.units - self.used
-
-    def lease(self, correlation: Correlation, count: int) -> None:
-        """Bring the next `count` units into memory, in whole slices, and what was put back as a
-        whole; the store forgets them.
-        """
-        label, state = self.label, self.state
-        end = min(-(-(self.used + count) // label.step) * label.step, label.units)
-        if end <= state.used:
-            return
-        if state.rest is not None:
-            end = max(end, label.bounds(state.index)[0])
-        pieces = [] if self.held is None else [self.held]
-        if state.rest is not None:
-            pieces.append(self._rest(correlation, self.store.rest(state)))
-        key, index = state.key, state.index
-        while (start := label.bounds(index)[0]) < end:
-            rows = self.store.rows(index)
-            slice_ = correlation.from_stored(label.rank, rows, _masks_of(key))
-            pieces.append(cut(slice_, max(state.used - start, 0)))
-            key, index = _next_key(key), index + 1
-        self._advance(State(end, index, key))
-        self.held = joined(pieces)
-
-    def take(self, count: int) -> Correlations:
-        """Return the next units in memory. PoolError unless they are there: an operation must not
-        go on with fewer.
-        """
-        held = self._in_memory(count)
-        taken, self.held = cut(held, 0, count), cut(held, count)
-        self.used += count
-        if not self.left:
-            self.held = None
-        return taken
-
-    def burn(self, used: int) -> None:
-        """Burn the units before `used`; called before anything of the batch is in memory."""
-        label, state = self.label, self.state
-        if used <= state.used:
-            return
-        self.used = used
-        if used == label.units:
-            self.store.remove()
-        elif state.rest is not None and used < label.bounds(state.index)[0]:
-            self._advance(replace(state, used=used))
-        else:
-            key, index = state.key, used // label.step
-            for _ in range(state.index, index):
-                key = _next_key(key)
-            self._advance(State(used, index, key))
-
-    def put_back(self, room_bytes: int | None) -> None:
-        """Put units in memory back into the store, if it may grow by so much (None: by any
-        number).
-        """
-        if self.held is not None and self.used < self.state.used:
-            count = self.state.used - self.used
-            held = self._in_memory(count)
-            rest = _pack([*held.masks, *held.results], count)
-            if room_bytes is None or rest.nbytes + _LABEL_BYTES <= room_bytes:
-                self.store.put_back(rest, replace(self.state, used=self.used, rest=checksum(rest)))
-        self.held = None
-
-    def _in_memory(self, count: int) -> Correlations:
-        """Return the units that are used up on record and not handed out. PoolError unless all of
-        them are in memory, `count` at least.
-        """
-        left = self.state.used - self.used
-        if self.held is None or len(self.held.masks[0]) != left or left < count:
-            raise PoolError(f"{self.label.name}: units in memory are not those on record")
-        return self.held
-
-    def _advance(self, state: State) -> None:
-        self.store.advance(self.state, state)
-        self.state = state
-
-    def _rest(self, correlation: Correlation, rest: np.ndarray) -> Correlations:
-        """Return what was put back, without what has been burnt since."""
-        left = self.label.bounds(self.state.index)[0] - self.state.used
-        parts = (*correlation.masks, *correlation.results)
-        if len(rest) < left or rest.shape[1] != sum(part.size for part in parts):
-            raise PoolError(f"{self.label.name}: what was put back is not what is on record")
-        arrays = split(parts, rest[len(rest) - left :])
-        masks = len(correlation.masks)
-        return Correlations(arrays[:masks], arrays[masks:])
-
-
-def _listed(batches: Sequence[_Batch]) -> bytes:
+def _listed(batches: Sequence[Batch]) -> bytes:
     """Return an inventory of batches; PoolError where it would be refused."""
     data = json.dumps({batch.label.id: batch.used for batch in batches}).encode()
     if len(data) > INVENTORY_BYTES:
@@ -460,7 +346,7 @@ def _listed(batches: Sequence[_Batch]) -> bytes:
     return data
 
 
-def _check_used(used: Mapping[str, int], batches: Iterable[_Batch]) -> None:
+def _check_used(used: Mapping[str, int], batches: Iterable[Batch]) -> None:
     """Raise WireError where the peer's inventory has more units used than a batch has."""
     for batch in batches:
         if used.get(batch.label.id, 0) > batch.label.units:
@@ -473,22 +359,6 @@ def _check_used(used: Mapping[str, int], batches: Iterable[_Batch]) -> None:
 def _batch_id(session: bytes, name: str, number: int) -> str:
     parts = [hashlib.sha256(part).digest() for part in (session, name.encode(), b"%d" % number)]
     return hashlib.sha256(b"batch" + b"".join(parts)).hexdigest()[:32]
-
-
-def _masks_of(key: bytes) -> Prg:
-    """Return the stream of masks of the slice with this key."""
-    return Prg(hashlib.sha256(b"masks" + key).digest())
-
-
-def _next_key(key: bytes) -> bytes:
-    """Return the following slice's key, which does not give this one."""
-    return hashlib.sha256(b"next" + key).digest()
-
-
-def _pack(arrays: Sequence[np.ndarray], units: int) -> np.ndarray:
-    """Return arrays [units, ...] side by side as words [units, words]."""
-    flat = [np.asarray(x, np.uint64).reshape(units, -1) for x in arrays if x.size]
-    return np.concatenate([np.empty((units, 0), np.uint64), *flat], axis=1)
 
 
 def no_units(correlation: Correlation) -> Correlations:

@@ -15,18 +15,21 @@ from pathlib import Path
 
 from spu_llm.core.errors import PoolError
 from spu_llm.offline.access import check, failures, is_locked
-from spu_llm.offline.files import HALF, INBOX, batch_folders, load
+from spu_llm.offline.files import HALF, INBOX, batch_folders, load, object_bytes
 from spu_llm.offline.peer_directories import party_directories, peer_folders
 
 
 @dataclass(frozen=True)
 class Kind:
-    """All batches of a correlation: units that are left in them, and bytes on disk."""
+    """All batches of a correlation: units that are left in them, and bytes on disk and in object
+    storage.
+    """
 
     name: str
     batches: int = 0
     units: int = 0
     disk_bytes: int = 0
+    store_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class PeerStock:
     def disk_bytes(self) -> int:
         return sum(kind.disk_bytes for kind in self.kinds)
 
+    @property
+    def store_bytes(self) -> int:
+        return sum(kind.store_bytes for kind in self.kinds)
+
 
 def stocks(directory: Path) -> list[PeerStock]:
     """Return the correlated randomness with all peers of the party, or of both parties, that have
@@ -58,19 +65,19 @@ def stocks(directory: Path) -> list[PeerStock]:
 
 
 def stored_bytes(directory: Path) -> int:
-    """Return the bytes of all correlated randomness in a pool directory."""
-    return sum(stock.disk_bytes for stock in stocks(directory))
+    """Return the bytes of all correlated randomness of a pool directory, wherever it lies."""
+    return sum(stock.disk_bytes + stock.store_bytes for stock in stocks(directory))
 
 
 def file_bytes(directory: Path) -> int:
-    """Return the bytes of all files below a directory, whatever is in them, and whatever vanishes
-    meanwhile.
+    """Return the bytes of all files below a directory, and of the objects that they open, whatever
+    is in them, and whatever vanishes meanwhile.
     """
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:
             with suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(folder, name)).st_size
+                total += os.lstat(os.path.join(folder, name)).st_size + object_bytes(name)
     return total
 
 
@@ -107,7 +114,7 @@ def kinds_in(folder: Path) -> tuple[Kind, ...]:
                 continue
             try:
                 label, state = load(path)
-                size = _size(path)
+                size, outside = _sizes(path)
             except (PoolError, FileNotFoundError):
                 if os.path.lexists(path):
                     raise
@@ -118,6 +125,7 @@ def kinds_in(folder: Path) -> tuple[Kind, ...]:
                 kind.batches + 1,
                 kind.units + label.units - state.used,
                 kind.disk_bytes + size,
+                kind.store_bytes + outside,
             )
     return tuple(kinds[name] for name in sorted(kinds))
 
@@ -134,10 +142,11 @@ def _is_used(folder: Path) -> bool:
         return is_locked(folder / "lock")
 
 
-def _size(folder: Path) -> int:
-    """Return the bytes of a batch's files; one of them may just be replaced."""
-    total = 0
-    for entry in os.scandir(folder):
+def _sizes(path: Path) -> tuple[int, int]:
+    """Return the bytes of a batch's files, and of its object; a file may just be replaced."""
+    total = outside = 0
+    for entry in os.scandir(path):
         with suppress(FileNotFoundError):
             total += entry.stat().st_size
-    return total
+            outside += object_bytes(entry.name)
+    return total, outside

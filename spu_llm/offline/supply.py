@@ -100,9 +100,8 @@ class Supply:
         """Bring what `demand` asks for and is there into memory, to be handed out without the
         disk.
         """
-        for one in demand.correlations.values():
-            if one.correlation.fixed is None:
-                self.pool.lease(one.correlation, one.units)
+        wanted = demand.correlations.values()
+        self.pool.lease_all([(n.correlation, n.units) for n in wanted if not n.correlation.fixed])
 
     def take(
         self, correlation: Correlation, units: int, fixed: Factor | None = None

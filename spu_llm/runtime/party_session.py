@@ -42,6 +42,7 @@ from spu_llm.offline.ot.transfers import RandomTransfers
 from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.preprocessing import Preprocessing
+from spu_llm.offline.sealed_objects import ObjectStore
 from spu_llm.offline.silent.products import Receiving, SilentProducts
 from spu_llm.offline.slots.products import SlotProducts
 from spu_llm.offline.stock import Budget, room_in
@@ -70,6 +71,10 @@ class SessionOptions:
     budgets: Sequence[Budget] = ()
     """What the pool's files, and those beside them, may take; what is made beyond stays in memory.
     """
+    objects: ObjectStore | None = None
+    """Object storage, which has results of the pool's batches beside the disk."""
+    outside: bool = False
+    """Whether what is made here goes there, too: it is for later sessions."""
     hints_dir: Path | None = None
     """Where hints of silent products outlive the session, whatever the peer has."""
     receiving: Receiving = lambda wanted: nullcontext(False)
@@ -124,6 +129,7 @@ class PartySession:
         )
         since = self._channel.traffic
         self.pool_folder, self.inbox_folder = self._met(options), options.inbox_dir
+        self.objects = options.objects
         self._spu = self._maker = SpuRuntime(link, config, profile=profile)
         if options.jobs > 1:  # more cores, and messages: not for what others wait for
             several = dataclasses.replace(config, max_concurrency=options.jobs)
@@ -182,6 +188,8 @@ class PartySession:
             session=_derived(b"pool", key),
             directory=self.pool_folder,
             room=lambda: room_in(options.budgets),
+            objects=options.objects,
+            outside=options.outside,
         )
         try:
             self._agree_on_pool(pool, since)

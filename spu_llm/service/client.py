@@ -22,6 +22,7 @@ from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import shape_of
 from spu_llm.net.stream import ByteStream, connect
 from spu_llm.offline.defaults import HINT_CACHE_BYTES
+from spu_llm.offline.object_store import store_of
 from spu_llm.offline.peer_directories import open_directory
 from spu_llm.offline.silent.cache import HintCache, peer_folder
 from spu_llm.offline.silent.store import default_directory
@@ -100,6 +101,7 @@ def run_as_client(
         reads=reads,
         writes=[*kept_folders(hints, correlations), *writes],
         confined=program.name not in programs.STUDIES,
+        objects=None if correlations is None else store_of(correlations),
     )
     room = HintRoom(HintCache(hints, hint_cache), worker)
     try:

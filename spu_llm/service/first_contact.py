@@ -28,7 +28,7 @@ from spu_llm.core.errors import InputError, PeerError, WireError
 from spu_llm.net import tls
 from spu_llm.net.control_plane import PART_BYTES, ask_for_format, ask_for_models
 from spu_llm.offline.access import failures
-from spu_llm.offline.files import create, open_folder
+from spu_llm.offline.durable import create, open_folder
 from spu_llm.offline.peer_directories import directory_of
 from spu_llm.offline.silent.store import cache_directory
 from spu_llm.service.client import OPEN_S, Server, answering, connected

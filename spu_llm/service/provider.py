@@ -37,6 +37,7 @@ from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import shape_of
 from spu_llm.net.stream import Metered, listen
 from spu_llm.net.tls import TlsStream
+from spu_llm.offline.object_store import FsspecStore, url_of
 from spu_llm.offline.peer_directories import directory_of, open_directory
 from spu_llm.service import agreeing, journal, listening, programs
 from spu_llm.service.admission import AdmissionControl, Admitted
@@ -140,6 +141,8 @@ def _serve(
 ) -> None:
     if options.pool is not None:
         open_directory(options.pool)
+        if (url := url_of(options.pool)) is not None:
+            FsspecStore(url).check()
     workers.open(models)
     sessions = _Sessions(options, models, log, on_event, workers)
     with (

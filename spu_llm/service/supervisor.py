@@ -39,7 +39,9 @@ from spu_llm.net.control import Control
 from spu_llm.net.frames import StreamType
 from spu_llm.net.loopback import HOST
 from spu_llm.net.worker_side import Apart, Loopback, WorkerSide
-from spu_llm.offline.files import open_folder
+from spu_llm.offline.durable import open_folder
+from spu_llm.offline.sealed_objects import ObjectStore
+from spu_llm.service.store_door import StoreDoor
 from spu_llm.service.task import Start, Task
 from spu_llm.service.watch import Watch
 
@@ -138,11 +140,13 @@ class Worker:
         writes: Sequence[Path] = (),
         lists: Sequence[Path] = (),
         confined: bool = True,
+        objects: ObjectStore | None = None,
     ) -> None:
         """Start the worker. `program`: the place of its record (`programs.place_of`). `inherits`:
         descriptors that it gets, under the same numbers. `reads`, `writes`, `lists`: files and
         directories that it needs (`confine`), beside the system's and Python's; unless it is
-        `confined` it has all that this user has. WorkerError when there is no place for its
+        `confined` it has all that this user has. `objects`: where results of its peer's batches
+        are kept beside the disk. WorkerError when there is no place for its
         temporary files.
         """
         try:
@@ -155,8 +159,10 @@ class Worker:
         self.apart = False  # in a network namespace of its own, as it says when it is ready
         self._asked = False  # for its side, which then owns the channel
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._door = None if objects is None else StoreDoor(objects)
+        doors = [] if self._door is None else [self._door.theirs.fileno()]
         start = Start(
-            program, theirs.fileno(), _names(reads), _names(writes), _names(lists), confined
+            program, theirs.fileno(), _names(reads), _names(writes), _names(lists), confined, *doors
         )
         with theirs:
             self._process = subprocess.Popen(
@@ -164,10 +170,12 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno(), *inherits],
+                pass_fds=[theirs.fileno(), *doors, *inherits],
                 env=_environment() | {"TMPDIR": self._folder},
                 start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
             )
+        if self._door is not None:
+            self._door.theirs.close()
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._stderr = b""
         threading.Thread(target=self._read_events, daemon=True).start()
@@ -246,6 +254,8 @@ class Worker:
         shutil.rmtree(self._folder, ignore_errors=True)  # which follows no link of the worker's
         if not self._asked:
             self._channel.close()
+        if self._door is not None:
+            self._door.close()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):

@@ -13,7 +13,8 @@ from spu_llm.systems.program import read
 @dataclass(frozen=True)
 class Start:
     """What a worker is given before there is a session. `program`: the place of its record
-    (`programs.place_of`); `channel`: a descriptor; `reads`, `writes`, `lists`: files and
+    (`programs.place_of`); `channel`, `objects`: descriptors, the latter of the door to object
+    storage (`service.store_door`) if there is any; `reads`, `writes`, `lists`: files and
     directories that it may use; `confined`: whether it gives up all others, and much else.
     """
 
@@ -23,6 +24,7 @@ class Start:
     writes: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
     confined: bool = True
+    objects: int | None = None
 
     def argument(self) -> str:
         return json.dumps(asdict(self))

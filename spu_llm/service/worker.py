@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from spu_llm.net.stream_channel import Channels
 from spu_llm.net.worker_side import hand_over, leave_network
 from spu_llm.service.calls import confine_calls
 from spu_llm.service.confine import confine_files, drop_rights
+from spu_llm.service.store_door import StoreBehindDoor
 from spu_llm.service.task import Start, Task
 from spu_llm.systems.program import Hear, Job, Program
 
@@ -130,7 +132,8 @@ def main() -> None:
     events.answer = said.answer
     events.show_life()
     try:
-        events.send("result", **run_task(program, Task.of_line(line), events, said.next))
+        task = Task.of_line(line)
+        events.send("result", **run_task(program, task, events, said.next, start.objects))
     except SpuLlmError as exc:
         of_link = isinstance(exc, PeerError)  # perhaps only a symptom of how the peer ended
         events.send(
@@ -158,14 +161,18 @@ def preload(place: str) -> Program:
     return program
 
 
-def run_task(program: Program, task: Task, events: Events, hear: Hear) -> dict[str, Any]:
-    """Link up with the peer's worker and run the agreed program; return its result."""
+def run_task(
+    program: Program, task: Task, events: Events, hear: Hear, objects: int | None = None
+) -> dict[str, Any]:
+    """Link up with the peer's worker and run the agreed program; return its result. `objects`: the
+    descriptor of the door to object storage, if there is one.
+    """
     from spu_llm.service.agreeing import job_of
 
     assert task.program == program.name
     job = job_of(program, task)
     events.send("stage", name="connecting")
-    run = _run_plain if program.spu is None else _run_on_spu
+    run = _run_plain if program.spu is None else partial(_run_on_spu, objects=objects)
     rank, timeout_s = ROLES.index(task.role), task.timeout_ms / 1000
     with Channels(rank, task.messages, timeout_s) as channels:
         return run(program, job, task, events, channels, hear)
@@ -191,9 +198,15 @@ def _run(
 
 
 def _run_on_spu(
-    program: Program, job: Job[Any, Any], task: Task, events: Events, channels: Channels, hear: Hear
+    program: Program,
+    job: Job[Any, Any],
+    task: Task,
+    events: Events,
+    channels: Channels,
+    hear: Hear,
+    objects: int | None,
 ) -> dict[str, Any]:
-    session = _spu_session(program, job, task, events, channels)
+    session = _spu_session(program, job, task, events, channels, objects)
     try:
         events.send("stage", name="preparing")
         with session.meter.in_phase("offline"):
@@ -209,7 +222,12 @@ def _run_on_spu(
 
 
 def _spu_session(
-    program: Program, job: Job[Any, Any], task: Task, events: Events, channels: Channels
+    program: Program,
+    job: Job[Any, Any],
+    task: Task,
+    events: Events,
+    channels: Channels,
+    objects: int | None,
 ) -> PartySession:
     from spu_llm.offline.stock import Budget
     from spu_llm.runtime.party_session import PartySession, SessionOptions
@@ -229,6 +247,8 @@ def _spu_session(
         pool_dir=pool_dir,
         inbox_dir=inbox_dir,
         budgets=budgets,
+        objects=None if objects is None else StoreBehindDoor(objects),
+        outside=program.needs_pool,
         hints_dir=hints_dir,
         receiving=_receiving(events, task.hints_dir is not None and program.keeps_hints),
         jobs=task.agreed[JOBS],
@@ -249,14 +269,14 @@ def _spu_session(
 
 def _hints_directory(task: Task, events: Events) -> Path | None:
     """Return where hints are kept, or None where that cannot be."""
-    from spu_llm.offline import files as pool_files
+    from spu_llm.offline.durable import open_folder
 
     if task.hints_dir is None:
         return None
     directory = Path(task.hints_dir)
     try:
-        pool_files.open_folder(directory.parent)
-        pool_files.open_folder(directory)
+        open_folder(directory.parent)
+        open_folder(directory)
     except PoolError as exc:
         events.send("note", text=f"hints of the model are not kept for the next session: {exc}")
         return None

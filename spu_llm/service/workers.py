@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from spu_llm.offline.object_store import store_of
 from spu_llm.service import programs
 from spu_llm.service.admission import Admitted
 from spu_llm.service.journal import Session
@@ -45,4 +46,5 @@ class WorkersHere:
             # To see how large it is.
             lists=[*map(Path, task.own.get("disk_bytes", ()))],
             confined=task.program not in programs.STUDIES,
+            objects=None if pool is None else store_of(Path(pool)),
         )

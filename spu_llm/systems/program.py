@@ -134,13 +134,13 @@ class Program:
     request, inputs: types of what the client asks for, and of what it puts in itself; fields of a
     request are scalars, or tuples of whole numbers or of words without commas. check: InputError
     for what cannot be run with the provider's model. text: the parties need one tokenizer.
-    needs_pool: the provider must keep correlated randomness. keeps_hints: hints of the weights
-    outlive the session. spu: SPU's settings; None: `run` gets a `PlainSession`, and there is no
-    SPU. backends: what may compute its forwards. encoders: models whose prompt
-    an encoder reads are served, too. beside: of a request, whether what its session makes goes to
-    the inbox of a pool that another session may have (`spu_llm.offline.inbox`). admit: InputError
-    for what a provider that brings this, and this model, does not serve: its supervisor asks first,
-    and what that says the client is told.
+    needs_pool: what its session makes is for later ones, and the provider must keep it.
+    keeps_hints: hints of the weights outlive the session. spu: SPU's settings; None: `run` gets a
+    `PlainSession`, and there is no SPU. backends: what may compute its forwards. encoders: models
+    whose prompt an encoder reads are served, too. beside: of a request, whether what its session
+    makes goes to the inbox of a pool that another session may have (`spu_llm.offline.inbox`).
+    admit: InputError for what a provider that brings this, and this model, does not serve: its
+    supervisor asks first, and what that says the client is told.
     """
 
     name: str

@@ -20,7 +20,8 @@ from spu_llm.core.errors import PeerError, PoolError, WantedError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.offline import inbox
-from spu_llm.offline.files import INBOX, open_folder
+from spu_llm.offline.durable import open_folder
+from spu_llm.offline.files import INBOX
 from spu_llm.offline.inbox import Parcel
 from spu_llm.offline.pool import Pool
 from spu_llm.systems.decoding.records import MAX_BESIDE, Ahead, PrepareRequest

@@ -35,7 +35,7 @@ from spu_llm.net.frames import PREAMBLE, Frame, FrameParser, Kind, encode
 from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.messages import Messages
 from spu_llm.net.stream_channel import NUMBER_BYTES, StreamChannel
-from spu_llm.offline import files
+from spu_llm.offline import contents, files
 from spu_llm.offline.files import Label, State
 from spu_llm.offline.peer_directories import agree as agree_on_folder
 from spu_llm.offline.pool import _read_inventory
@@ -211,7 +211,7 @@ def batch(data: bytes) -> bool:
         for at, text, owner in (("meta.json", first, ""), ("state.json", second, _LABEL.id)):
             with contextlib.suppress(ValueError, RecursionError):
                 if isinstance(fields := json.loads(text), dict):
-                    text = files._sealed(fields, owner)
+                    text = contents.sealed(fields, owner)
             (path / at).write_bytes(text)
             (path / at).chmod(0o600)
         if not (results := path / "results.npy").exists():

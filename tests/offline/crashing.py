@@ -33,6 +33,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files as pool_files
 from spu_llm.offline import inbox
+from spu_llm.offline.durable import sync_folder
 from spu_llm.offline.pool import Pool
 from tests.kit.dealing import MIXED, TRIPLE, Made, dealer, views
 
@@ -157,11 +158,13 @@ def break_pool(fault: str) -> None:
     if fault == "state is not written":
         pool_files.Files._write_state = lambda self, state: None  # type: ignore[method-assign]
     elif fault in ("contents are not synced", "names are not synced"):
-        pool_files._replacing = lambda path: _Careless(path, fault)  # type: ignore[assignment, return-value]
+        pool_files.replacing = lambda path: _Careless(path, fault)  # type: ignore[assignment, return-value]
     elif fault == "a copy stays in the inbox":
-        inbox.move = _copy  # type: ignore[attr-defined]
+        pool_files.move = _copy
         pool_inbox_waiting = inbox.waiting
-        inbox.waiting = lambda folder, rank, taken_in: pool_inbox_waiting(folder, rank, ())
+        inbox.waiting = lambda folder, rank, taken_in, objects=None: pool_inbox_waiting(
+            folder, rank, (), objects
+        )
     elif fault == "smaller index":
         Pool.resume = _trusting_resume  # type: ignore[assignment, method-assign]
     else:
@@ -192,7 +195,7 @@ class _Careless:
         self._file.close()
         os.replace(self._part, self._path)
         if self._fault == "contents are not synced":
-            pool_files.sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
 
 
 def _trusting_resume(pool: Pool, theirs: bytes) -> None:

@@ -17,7 +17,7 @@ from spu_llm.core.integers import Factor, factor_from
 from spu_llm.core.meter import Meter
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.offline.files import open_folder
+from spu_llm.offline.durable import open_folder
 from spu_llm.offline.silent.cache import HintCache
 from spu_llm.offline.silent.products import SilentProducts
 from spu_llm.offline.silent.ring import N

@@ -15,7 +15,7 @@ import pytest
 
 from spu_llm.core.errors import InputError, PoolError, WorkerError
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.offline.files import open_folder
+from spu_llm.offline.durable import open_folder
 from spu_llm.offline.silent import store
 from spu_llm.offline.silent.cache import INSECURE, HintCache, peer_folder
 from spu_llm.offline.silent.ring import N

@@ -17,7 +17,7 @@ from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.offline import inbox, stock
-from spu_llm.offline.files import INBOX
+from spu_llm.offline.files import INBOX, RESULTS
 from spu_llm.offline.inbox import Parcel
 from spu_llm.offline.pool import Pool
 from tests.kit.dealing import TRIPLE, dealer
@@ -192,7 +192,7 @@ def test_a_used_parcel_is_refused(parties: Parties) -> None:
     parties.end()
     own = folder(parties, CLIENT)
     (path,) = (p for p in own.glob("*/*") if p.parent.name != INBOX)
-    files = {name: (path / name).read_bytes() for name in inbox._FILES}
+    files = {name: (path / name).read_bytes() for name in (*inbox._FILES, RESULTS)}
     with pytest.raises(PoolError, match="is used already"):
         inbox.deliver(own, Parcel(path.parent.name, path.name, files))
     assert not list((own / INBOX).glob("*/*"))

@@ -18,6 +18,7 @@ from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline import contents
 from spu_llm.offline import files as pool_files
 from spu_llm.offline.pool import Pool
 from tests.kit.dealing import GATE, TRIPLE, refuses, zeros
@@ -39,15 +40,15 @@ def _words_on_disk(root: Path) -> set[int]:
 
 def _words_by_keys(root: Path) -> set[int]:
     """Mask words that the keys on disk give (of TRIPLE, slice by slice)."""
-    from spu_llm.offline.pool import _masks_of, _next_key
+    from spu_llm.offline.batch import masks_of, next_key
 
     collected: set[int] = set()
     for path in root.rglob("state.json"):
         key = bytes.fromhex(json.loads(path.read_bytes())["key"])
         for _ in range(pool_files.SLICES):
-            for words in TRIPLE.draw(CLIENT, _masks_of(key), pool_files.slice_units(TRIPLE.chunk)):
+            for words in TRIPLE.draw(CLIENT, masks_of(key), pool_files.slice_units(TRIPLE.chunk)):
                 collected.update(words.reshape(-1).tolist())
-            key = _next_key(key)
+            key = next_key(key)
     return collected
 
 
@@ -150,7 +151,7 @@ def _sealed_with(path: Path, **changes: Any) -> None:
     fields = json.loads(path.read_bytes())
     del fields["seal"]
     owner = path.parent.name if path.name == "state.json" else ""
-    path.write_bytes(pool_files._sealed({**fields, **changes}, owner))
+    path.write_bytes(contents.sealed({**fields, **changes}, owner))
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {

@@ -14,7 +14,7 @@ import pytest
 
 from spu_llm.core.errors import PoolError
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.offline import files as pool_files
+from spu_llm.offline import durable
 from spu_llm.offline.silent import store
 from spu_llm.offline.silent.cache import INSECURE, HintCache
 from spu_llm.offline.silent.ring import N
@@ -183,5 +183,5 @@ def test_where_hints_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     actual = store.default_directory("provider")
     assert actual == tmp_path / "home" / ".cache" / "spu-llm" / "hints" / "provider"
-    pool_files.open_folder(actual)
+    durable.open_folder(actual)
     assert actual.stat().st_mode & 0o777 == 0o700

@@ -293,9 +293,12 @@ def _model(directory: Path, ranges: Path | None) -> Finding:
 
 
 def _pool(directory: Path) -> Finding:
+    from spu_llm.offline.object_store import FsspecStore, url_of
     from spu_llm.offline.peer_directories import open_directory
 
     open_directory(directory)
+    if (url := url_of(directory)) is not None:
+        FsspecStore(url).check()
     free = shutil.disk_usage(directory).free / 1e9
     level = OK if free >= _DISK_GB else WARNING
     return Finding("pool", level, f"{directory}: {free:.1f} GB free")

@@ -33,7 +33,7 @@ from pathlib import Path
 from spu_llm.core.errors import InputError, PoolError
 from spu_llm.offline.access import failures, take_lock
 from spu_llm.offline.defaults import HINT_CACHE_BYTES
-from spu_llm.offline.files import open_folder
+from spu_llm.offline.durable import open_folder
 from spu_llm.offline.silent.store import remove_older
 
 _MB = 10**6

@@ -81,7 +81,7 @@ from spu_llm.core.meter import Meter
 from spu_llm.core.parallel import for_each
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
-from spu_llm.offline import files as pool_files
+from spu_llm.offline import durable
 from spu_llm.offline.pool import no_units
 from spu_llm.offline.silent import hint as hints
 from spu_llm.offline.silent import ring, store
@@ -148,7 +148,7 @@ class SilentProducts:
         self.rank, self._own, self._channel, self._meter = rank, own, channel, meter
         self._directory, self._receiving = directory, receiving
         if directory is not None:
-            pool_files.open_folder(directory)
+            durable.open_folder(directory)
         self._provider_key = store.provider_key(directory) if rank != CLIENT else b""
         self._uses: dict[str, _Use] = {}
         self._keys: list[np.ndarray] = []  # transforms of s at the client, of P at the provider

@@ -41,7 +41,7 @@ import numpy as np
 from spu_llm.core.errors import InputError, PoolError
 from spu_llm.core.prg import KEY_BYTES
 from spu_llm.offline.access import check, failures
-from spu_llm.offline.files import create, drawn_once
+from spu_llm.offline.durable import create, drawn_once
 
 _SUM = 32
 _OLDER = re.compile(r"key|[0-9a-f]{64}\.(hint|part)|\.[0-9a-f]{64}\.hint\.[0-9a-f]{16}")

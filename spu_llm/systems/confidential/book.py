@@ -38,7 +38,7 @@ import numpy as np
 
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import KEY_BYTES, Prg
-from spu_llm.offline.files import replace_whole
+from spu_llm.offline.durable import replace_whole
 from spu_llm.systems.confidential.obfuscation import (
     Limits,
     Public,

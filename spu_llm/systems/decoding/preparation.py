@@ -109,7 +109,7 @@ def made_beside(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> 
             if room is not None and room < pool.growth_bytes(kind, 1):
                 raise PoolError("there is no room for more correlated randomness")
             batch = pool.make(kind)
-            inbox.put(session.inbox_folder, batch.label, batch.key, batch.results)
+            inbox.put(session.inbox_folder, batch.label, batch.key, batch.results, session.objects)
         send("making", made=total, total=total)
     return {
         "correlations": [{"kind": kind.name, **made_of(session, kind)} for kind in kinds],

@@ -12,7 +12,7 @@ from typing import Any
 from models.family import ModelConfig
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.offline.files import replace_whole
+from spu_llm.offline.durable import replace_whole
 from spu_llm.systems.dp_text import ledger_file
 from spu_llm.systems.dp_text.accounting import ADD_OR_REMOVE
 from spu_llm.systems.dp_text.baselines import adapmixed, amin, augpe

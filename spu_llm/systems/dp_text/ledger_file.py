@@ -25,7 +25,7 @@ from typing import Any
 
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import KEY_BYTES, Prg
-from spu_llm.offline.files import replace_whole
+from spu_llm.offline.durable import replace_whole
 
 FORMAT = 1
 

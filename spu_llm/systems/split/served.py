@@ -10,7 +10,7 @@ from pathlib import Path
 from models.family import ModelConfig, Params
 from models.resident import place
 from models.split import Split, ends_digest
-from spu_llm.offline.files import open_folder
+from spu_llm.offline.durable import open_folder
 from spu_llm.systems.program import Served
 from spu_llm.systems.served import Offer, Place, ServedSystem
 from spu_llm.systems.split.modes import MPC

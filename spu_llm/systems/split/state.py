@@ -35,7 +35,7 @@ from models.split import Split
 from spu_llm.core.errors import InputError, PoolError
 from spu_llm.core.prg import KEY_BYTES
 from spu_llm.offline.access import is_locked, take_lock
-from spu_llm.offline.files import replace_whole
+from spu_llm.offline.durable import replace_whole
 from spu_llm.offline.stock import file_bytes
 from spu_llm.systems.program import read
 from spu_llm.systems.split.ends import without_table

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from spu_llm.core.errors import InputError
-from spu_llm.offline.files import sync_folder
+from spu_llm.offline.durable import sync_folder
 
 
 class Kept:
