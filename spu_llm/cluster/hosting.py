@@ -51,7 +51,7 @@ class Hosted:
     """Description of a session for the machine that runs it. `program`: the place of its record;
     `held`: the weights; `hints`: the folder of their hints (`SharedHints`); `front_door`: the
     certificate that it shows; `makes`: batches of correlated randomness for the inbox of the front
-    door's pool; `store`: the object storage of these, as a URL, if the pool has any.
+    door's pool; `store`: the object storage of these, if the pool has any, as a URL and a folder.
     """
 
     program: str
@@ -59,7 +59,7 @@ class Hosted:
     hints: str
     front_door: str
     makes: bool = False
-    store: str | None = None
+    store: tuple[str, str] | None = None
 
 
 class Host:
@@ -93,7 +93,7 @@ def _host(hosted: Hosted, host: str, started: queue.Queue[Endpoint | Exception])
                     hosted.program,
                     [weights],
                     writes=kept_folders(hints, staged),
-                    objects=None if hosted.store is None else FsspecStore(hosted.store),
+                    objects=None if hosted.store is None else FsspecStore(*hosted.store),
                 )
             held.callback(worker.stop)
             landing = Landing(host, OneTime.made(), hosted.front_door)

@@ -198,7 +198,7 @@ class _Placing:
             hints.folder,
             own.certificate,
             pool is not None,
-            None if store is None else store.url,
+            None if store is None else (store.url, store.folder),
         )
         try:
             endpoint = self._actors.answer(host.start.remote(hosted, machine), START_S)

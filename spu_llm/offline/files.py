@@ -153,22 +153,21 @@ class Files:
         """Return what opens the object that has the results; None when they are in this folder."""
         return None if (path := stored_in(self.folder)) is None else _opener(path)
 
-    def take_back(self, opener: Opener, data: bytes | None, state: State) -> None:
+    def take_back(self, opener: Opener, data: bytes | None, state: State) -> bool:
         """Put results out of their object `data` into this folder, and forget how it is opened.
-        PoolError when it is gone, or another one: the batch is lost then, and removed.
+        Return whether that could be: an object that is gone, or another one, is a batch that is
+        lost, and removed.
         """
         content = unseal(opener, data)
         if content is None:
             self.remove()
-            raise PoolError(
-                f"object storage has lost the results of {self.folder}; the batch is removed, and "
-                "the next session goes on without it"
-            )
+            return False
         with failures(self.folder):
             with replacing(self.folder / RESULTS) as file:
                 file.write(content)
             self._wipe(0, state.index)
             self._forget(opener)
+        return True
 
     def _forget(self, opener: Opener) -> None:
         """Forget how the object is opened that had the results, which are in this folder now."""
@@ -271,6 +270,7 @@ def bring(batches: Sequence[tuple[Files, State]]) -> None:
     away = [
         (files, opener, state) for files, state in batches if (opener := files.opener()) is not None
     ]
+    lost = 0
     for start in range(0, len(away), AT_ONCE):
         some = away[start : start + AT_ONCE]
         objects = some[0][0]._objects
@@ -281,7 +281,12 @@ def bring(batches: Sequence[tuple[Files, State]]) -> None:
             )
         contents = objects.get([opener.name for _, opener, _ in some])
         for (files, opener, state), data in zip(some, contents, strict=True):
-            files.take_back(opener, data, state)
+            lost += not files.take_back(opener, data, state)
+    if lost:
+        raise PoolError(
+            f"object storage has lost the results of batches of {away[0][0].folder.parent.parent}: "
+            f"{lost} of {len(away)}; they are removed, and the next session goes on without them"
+        )
 
 
 def store(

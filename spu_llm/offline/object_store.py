@@ -2,6 +2,8 @@
 
     <directory>/store-url           the place: in a party's pool directory, or in the one that has
                                     parties' directories in it
+    <URL>/spu-llm-batches           empty; where it is missing, the place is not there, as a disk
+                                    that is not mounted, and nothing counts as lost
     <URL>/<peer's folder>/<name>    an object: the results of one batch, sealed
 
 A pool keeps there what takes room, the results, and on its disk what makes them good for
@@ -35,6 +37,7 @@ ANSWER_S = (
     60.0  # for the storage to answer; below what a stalled session is given (`service.watch`)
 )
 _URL_BYTES = 4096
+_MARK = "spu-llm-batches"
 
 T = TypeVar("T")
 
@@ -44,8 +47,10 @@ class FsspecStore:
     the like. Credentials come from the environment, as the package for that storage has them.
     """
 
-    def __init__(self, url: str) -> None:
-        """InputError when no package for such a URL is installed, or it is none."""
+    def __init__(self, url: str, folder: str = "") -> None:
+        """Take a place, and a folder in it. InputError when no package for such a URL is installed,
+        or it is none.
+        """
         import fsspec
 
         self.url = url
@@ -59,11 +64,9 @@ class FsspecStore:
             self._fs, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as exc:
             raise InputError(f"objects in {scheme}: {exc}") from None
-        self._root = str(root).rstrip("/")
-
-    def below(self, folder: str) -> FsspecStore:
-        """Return the store in a folder of this one."""
-        return FsspecStore(f"{self.url.rstrip('/')}/{folder}")
+        self._top = str(root).rstrip("/")
+        self._root = f"{self._top}/{folder}".rstrip("/")
+        self.folder = folder
 
     def put(self, name: str, data: bytes) -> None:
         """See `ObjectStore.put`."""
@@ -84,7 +87,10 @@ class FsspecStore:
                 return None
 
         assert len(names) <= AT_ONCE
-        return self._within(*(lambda name=name: read(name) for name in names))
+        objects = self._within(*(lambda name=name: read(name) for name in names))
+        if None in objects and not self._is_there():
+            raise PoolError(f"object storage at {self.url} is not there; nothing of it is given up")
+        return objects
 
     def remove(self, name: str) -> None:
         """See `ObjectStore.remove`."""
@@ -97,16 +103,30 @@ class FsspecStore:
 
         self._within(remove)
 
+    def begin(self) -> None:
+        """Make the place, which may be there. PoolError when that fails."""
+
+        def mark() -> None:
+            self._fs.makedirs(self._top, exist_ok=True)
+            self._fs.pipe_file(f"{self._top}/{_MARK}", b"")
+
+        self._within(mark)
+
     def check(self) -> None:
         """Store, fetch and remove an object. InputError when that fails."""
-        sealed, data = seal(b"")
+        opener, data = seal(b"")
         try:
-            self.put(sealed.name, data)
-            if self.get([sealed.name]) != [data]:
+            self.put(opener.name, data)
+            if self.get([opener.name]) != [data]:
                 raise PoolError(f"{self.url} does not give what was stored there")
-            self.remove(sealed.name)
+            self.remove(opener.name)
+            if not self._is_there():
+                raise PoolError(f"object storage at {self.url} is not there")
         except PoolError as exc:
             raise InputError(str(exc)) from None
+
+    def _is_there(self) -> bool:
+        return self._within(lambda: bool(self._fs.exists(f"{self._top}/{_MARK}")))[0]
 
     def _path(self, name: str) -> str:
         assert OBJECT_NAME.fullmatch(name)
@@ -146,7 +166,12 @@ def keep_in(directory: Path, url: str) -> None:
     """Have a pool directory, which is there, keep results of batches at a URL from now on.
     InputError when it cannot, or keeps them at another one.
     """
-    FsspecStore(url).check()
+    store = FsspecStore(url)
+    try:
+        store.begin()
+    except PoolError as exc:
+        raise InputError(str(exc)) from None
+    store.check()
     kept = drawn_once(directory / STORE_FILE, url.encode()).decode()
     if kept != url:
         raise InputError(
@@ -173,7 +198,7 @@ def store_of(folder: Path) -> FsspecStore | None:
     peer's, in a party's pool directory. InputError when that place cannot be used.
     """
     url = url_of(folder.parent)
-    return None if url is None else FsspecStore(url).below(folder.name)
+    return None if url is None else FsspecStore(url, folder.name)
 
 
 def _words(exc: Exception) -> str:

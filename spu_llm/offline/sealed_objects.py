@@ -55,7 +55,9 @@ def seal(data: bytes) -> tuple[Opener, bytes]:
 
 def unseal(opener: Opener, data: bytes | None) -> bytes | None:
     """Return what is in an object; None where there is none, or it is not what was sealed."""
+    if data is None:
+        return None
     try:
-        return data and AESGCM(opener.key).decrypt(_NONCE, data, opener.name.encode())
+        return AESGCM(opener.key).decrypt(_NONCE, data, opener.name.encode())
     except InvalidTag:
         return None

@@ -1,12 +1,12 @@
 """Two processes with a pool each, killed at every call that changes a disk; run by test_pool_crash.
 
-    python -m tests.offline.crashing ROOT kill|power EVERY [FAULT]
+    python -m tests.offline.crashing ROOT kill|power EVERY [FAULT [outside]]
 
 `kill`: the process dies before its Nth such call; the kernel keeps what it was told. `power`: the
 same, but what is left of the directory is only what was made durable by fsync, file by file and
 name by name; the peer's power fails, too, where it next waits for the one that died. EVERY: only
-each such call (1: all). FAULT breaks the pool, to see whether that is noticed. Prints a JSON
-report.
+each such call (1: all). FAULT breaks the pool, to see whether that is noticed ("": none). outside:
+results of batches are in object storage, which no party's end touches. Prints a JSON report.
 
 Each session also puts a batch into the inbox, for the next one.
 
@@ -24,7 +24,7 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +220,28 @@ class Log(Made):
         self.line(made=self.units)
 
 
+class Elsewhere:
+    """Objects in files of another machine, which changes nothing by the calls that count here."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, name: str, data: bytes) -> None:
+        (self._folder / name).write_bytes(data)
+
+    def get(self, names: Sequence[str]) -> list[bytes | None]:
+        paths = [self._folder / name for name in names]
+        return [path.read_bytes() if path.exists() else None for path in paths]
+
+    def remove(self, name: str) -> None:
+        if (self._folder / name).exists():
+            os.rename(self._folder / name, self._folder / f"{name}.removed")
+
+
 def party(rank: int, run: int, end: socket.socket, home: Path, lost: Callable[[Pool], None]) -> int:
     """Return one session; returns the exit status. `lost` is what to do when the peer is gone."""
     log, channel = Log(home / f"{rank}.{run}.log"), SocketChannel(end)
+    objects = Elsewhere(home / "objects") if (home / "objects").exists() else None
     try:
         pool = Pool(
             rank,
@@ -230,6 +249,8 @@ def party(rank: int, run: int, end: socket.socket, home: Path, lost: Callable[[P
             dealer(rank, channel, log),
             session=b"run %d" % run,
             directory=home / str(rank),
+            objects=objects,
+            outside=objects is not None,
         )
     except PoolError as exc:
         log.line(refused=str(exc))
@@ -239,7 +260,7 @@ def party(rank: int, run: int, end: socket.socket, home: Path, lost: Callable[[P
         channel.send(pool.inventory())
         pool.resume(channel.recv())
         made = beside.make(TRIPLE)
-        inbox.put(home / str(rank), made.label, made.key, made.results)
+        inbox.put(home / str(rank), made.label, made.key, made.results, objects)
         pool.prepare(TRIPLE, 1)
         for i, (correlation, units) in enumerate(TAKES):
             if i % 2:
@@ -318,9 +339,13 @@ def faults(home: Path, runs: int) -> list[str]:
     return actual
 
 
-def scenario(home: Path, mode: str, first: dict[int, int], second: dict[int, int]) -> list[str]:
+def scenario(
+    home: Path, mode: str, first: dict[int, int], second: dict[int, int], outside: bool
+) -> list[str]:
     """Return three sessions on the same directories; what went wrong."""
     home.mkdir()
+    if outside:
+        (home / "objects").mkdir()
     # With a power cut, both parties run on one machine: the worst case.
     tidy = mode == "kill" and (sum(first.values()) + sum(second.values())) % 2 == 0
     statuses = [session(home, run, mode, die, tidy) for run, die in enumerate((first, second, {}))]
@@ -333,10 +358,11 @@ def scenario(home: Path, mode: str, first: dict[int, int], second: dict[int, int
     return [f"{mode}, {first}, {second}: {fault}" for fault in actual]
 
 
-def main(root: Path, mode: str, every: int, fault: str = "") -> dict[str, Any]:
+def main(root: Path, mode: str, every: int, fault: str = "", where: str = "") -> dict[str, Any]:
     """Calls of the first session, for either party, each with some call of the second."""
     break_pool(fault)
-    scenario(root / "whole", mode, {}, {})
+    outside = where == "outside"
+    scenario(root / "whole", mode, {}, {}, outside)
     calls = [(root / "whole" / f"{rank}.0.calls").stat().st_size for rank in RANKS]
     again = [(root / "whole" / f"{rank}.1.calls").stat().st_size for rank in RANKS]
     actual, killed = [], 0
@@ -345,7 +371,8 @@ def main(root: Path, mode: str, every: int, fault: str = "") -> dict[str, Any]:
             home = root / f"{rank}.{die_at}"
             # The second victim is now the same party, now the other one.
             other = (rank + die_at) % 2
-            actual += scenario(home, mode, {rank: die_at}, {other: 1 + 3 * die_at % again[other]})
+            second = {other: 1 + 3 * die_at % again[other]}
+            actual += scenario(home, mode, {rank: die_at}, second, outside)
             killed += not (home / f"{rank}.0.calls").stat().st_size >= calls[rank]
             shutil.rmtree(home)
     return {"calls": calls, "again": again, "killed": killed, "faults": actual}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from spu_llm.core.correlation import Correlation, Correlations
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline.pool import Pool
+from spu_llm.offline.sealed_objects import ObjectStore
 from tests.kit.dealing import TRIPLE, Made, dealer, refuses
 
 RANKS = (CLIENT, PROVIDER)
@@ -38,7 +39,13 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 class Parties:
     """Two pools and what they have handed out."""
 
-    def __init__(self, threads: ThreadPoolExecutor, root: Path | None = None) -> None:
+    def __init__(
+        self,
+        threads: ThreadPoolExecutor,
+        root: Path | None = None,
+        objects: Sequence[ObjectStore | None] = (None, None),
+    ) -> None:
+        self.objects = objects
         self.threads, self.made = threads, Made()
         self.directories = [root / str(r) if root is not None else None for r in RANKS]
         self.sessions = 0
@@ -56,6 +63,8 @@ class Parties:
                 dealer(rank, ends[rank], self.made),
                 session=b"session %d" % self.sessions,
                 directory=self.directories[rank],
+                objects=self.objects[rank],
+                outside=True,
             )
             for rank in RANKS
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from spu_llm.offline import inbox, stock
 from spu_llm.offline.files import INBOX, RESULTS
 from spu_llm.offline.inbox import Parcel
 from spu_llm.offline.pool import Pool
+from spu_llm.offline.sealed_objects import ObjectStore
 from tests.kit.dealing import TRIPLE, dealer
 from tests.offline.parties import RANKS, Parties
 
@@ -36,8 +38,15 @@ def waiting(parties: Parties, rank: int) -> list[Path]:
     return sorted((folder(parties, rank) / INBOX).glob("*/*"))
 
 
-def put(parties: Parties, *ranks: int, session: bytes = b"beside") -> None:
-    """Make a batch beside the parties' pools; the parties in `ranks` put theirs into the inbox."""
+def put(
+    parties: Parties,
+    *ranks: int,
+    session: bytes = b"beside",
+    objects: Sequence[ObjectStore | None] = (None, None),
+) -> None:
+    """Make a batch beside the parties' pools; the parties in `ranks` put theirs into the inbox,
+    with the results in `objects` if there are any.
+    """
     ends = MemoryChannel.pair()
     beside = [
         Pool(rank, Prg.from_os(), dealer(rank, ends[rank], parties.made), session=session)
@@ -47,7 +56,7 @@ def put(parties: Parties, *ranks: int, session: bytes = b"beside") -> None:
     for rank in RANKS:
         batch = made[rank].result()
         if rank in ranks:
-            inbox.put(folder(parties, rank), batch.label, batch.key, batch.results)
+            inbox.put(folder(parties, rank), batch.label, batch.key, batch.results, objects[rank])
 
 
 def again(parties: Parties) -> None:

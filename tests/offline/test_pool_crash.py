@@ -46,6 +46,25 @@ def test_no_unit_twice(tmp_path: Path, mode: str, every: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("mode", "every"),
+    [
+        ("kill", 11),
+        ("power", 13),
+        *(pytest.param(mode, 2, marks=pytest.mark.slow) for mode in ("kill", "power")),
+    ],
+)
+def test_no_unit_twice_with_results_outside(tmp_path: Path, mode: str, every: int) -> None:
+    """As before, with results of batches in object storage."""
+    report = crash(tmp_path, mode, str(every), "", "outside")
+    assert not report["faults"], "\n".join(report["faults"][:20])
+    assert list((tmp_path / "whole" / "objects").iterdir())
+
+
+def test_a_careless_pool_is_noticed_outside(tmp_path: Path) -> None:
+    assert crash(tmp_path, "kill", "9", "state is not written", "outside")["faults"]
+
+
+@pytest.mark.parametrize(
     ("mode", "fault"),
     [
         ("kill", "state is not written"),

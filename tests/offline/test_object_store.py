@@ -1,0 +1,409 @@
+"""Results of a pool's batches in object storage: what it may lose, keep, swap or refuse."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spu_llm.core.errors import InputError, PoolError
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline import inbox, object_store, stock
+from spu_llm.offline.files import RESULTS, STORE_FILE, STORED, Files
+from spu_llm.offline.object_store import FsspecStore, keep_in, store_of, url_of
+from spu_llm.offline.sealed_objects import Opener, seal, unseal
+from tests.kit.dealing import MIXED, TRIPLE
+from tests.offline.parties import RANKS, Parties, batch_folder, files_of
+from tests.offline.test_inbox import folder, put
+
+UNITS = TRIPLE.chunk
+NAME = "0123456789abcdef" * 2
+
+
+class Shelf:
+    """Object storage in memory, which keeps a copy of all that it ever had."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.copies: dict[str, bytes] = {}
+        self.gets: list[int] = []
+        self.down = False
+
+    def put(self, name: str, data: bytes) -> None:
+        self._answer()
+        self.objects[name] = self.copies[name] = data
+
+    def get(self, names: Sequence[str]) -> list[bytes | None]:
+        self._answer()
+        self.gets.append(len(names))
+        return [self.objects.get(name) for name in names]
+
+    def remove(self, name: str) -> None:
+        self._answer()
+        self.objects.pop(name, None)
+
+    def _answer(self) -> None:
+        if self.down:
+            raise PoolError("object storage is down")
+
+
+@pytest.fixture
+def shelves() -> list[Shelf]:
+    return [Shelf(), Shelf()]
+
+
+@pytest.fixture
+def outside(threads: ThreadPoolExecutor, tmp_path: Path, shelves: list[Shelf]) -> Parties:
+    actual = Parties(threads, tmp_path, shelves)
+    actual.open()
+    return actual
+
+
+def again(parties: Parties) -> None:
+    parties.end()
+    parties.open()
+
+
+def keys(parties: Parties, rank: int) -> list[Path]:
+    """Return the files that say how an object is opened."""
+    return [path for path in files_of(folder(parties, rank)) if STORED.fullmatch(path.name)]
+
+
+def lose_one(shelf: Shelf, content: bytes | None) -> None:
+    """Put other content in the place of an object; None: nothing."""
+    name = min(shelf.objects)
+    del shelf.objects[name]
+    if content is not None:
+        shelf.objects[name] = content
+
+
+# ---- a pool
+
+
+def test_results_are_outside_until_a_unit_is_used(outside: Parties, shelves: list[Shelf]) -> None:
+    outside.prepare(TRIPLE, UNITS + 1)
+    for rank in RANKS:
+        assert not [p for p in files_of(folder(outside, rank)) if p.name == RESULTS]
+        assert len(keys(outside, rank)) == len(shelves[rank].objects) == 2
+    again(outside)
+    assert outside.available(TRIPLE) == 2 * UNITS
+    outside.take(TRIPLE, 1)
+    for rank in RANKS:
+        assert len(keys(outside, rank)) == len(shelves[rank].objects) == 1
+    again(outside)
+    outside.take(TRIPLE, 2 * UNITS - 1)
+    for rank in RANKS:
+        assert not keys(outside, rank) and not shelves[rank].objects
+    outside.end()
+
+
+def test_one_party_alone_may_have_object_storage(
+    threads: ThreadPoolExecutor, tmp_path: Path, shelves: list[Shelf]
+) -> None:
+    parties = Parties(threads, tmp_path, [shelves[CLIENT], None])
+    parties.open()
+    parties.prepare(TRIPLE, UNITS)
+    again(parties)
+    parties.take(TRIPLE, UNITS)
+    assert shelves[CLIENT].copies and not shelves[PROVIDER].copies
+    parties.end()
+
+
+def test_what_a_call_takes_comes_together(outside: Parties, shelves: list[Shelf]) -> None:
+    outside.prepare(TRIPLE, 3 * UNITS)
+    outside.prepare(MIXED, MIXED.chunk)
+    wanted = [(TRIPLE, 3 * UNITS), (MIXED, 1)]
+    outside.both(lambda rank, pool: pool.lease_all(wanted))
+    assert [shelf.gets for shelf in shelves] == [[4], [4]]
+    for shelf in shelves:
+        shelf.down = True  # nothing is missing
+    outside.take(TRIPLE, 3 * UNITS)
+    outside.take(MIXED, 1)
+
+
+def test_sizes_count_what_is_outside(outside: Parties, shelves: list[Shelf]) -> None:
+    outside.prepare(TRIPLE, UNITS)
+    for rank in RANKS:
+        (kind,) = stock.kinds_in(folder(outside, rank))
+        (size,) = map(len, shelves[rank].objects.values())
+        assert kind.store_bytes == size
+        assert outside.pools[rank].stored_bytes(TRIPLE) == size + kind.disk_bytes
+        assert stock.file_bytes(folder(outside, rank)) == size + kind.disk_bytes
+    outside.end()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"0" * 40, b"other"])
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_lost_object_costs_its_batch_alone(
+    outside: Parties, shelves: list[Shelf], rank: int, content: bytes | None
+) -> None:
+    outside.prepare(TRIPLE, 2 * UNITS)
+    again(outside)
+    if content == b"other":
+        content = max(shelves[rank].objects.items())[1]
+    lose_one(shelves[rank], content)
+    with pytest.raises(PoolError, match="has lost the results of .*: 1 of 2; they are removed"):
+        outside.take_alone(rank, TRIPLE, 2 * UNITS)
+    outside.end(*(False, False))
+    outside.open()
+    assert outside.available(TRIPLE) == UNITS
+    outside.take(TRIPLE, UNITS)
+    outside.end()
+
+
+def test_storage_that_is_down_costs_nothing(outside: Parties, shelves: list[Shelf]) -> None:
+    outside.prepare(TRIPLE, UNITS)
+    again(outside)
+    shelves[CLIENT].down = True
+    with pytest.raises(PoolError, match="is down"):
+        outside.take_alone(CLIENT, TRIPLE, 1)
+    shelves[CLIENT].down = False
+    again(outside)
+    outside.take(TRIPLE, UNITS)
+    outside.end()
+
+
+def test_a_batch_that_cannot_be_stored_is_none(outside: Parties, shelves: list[Shelf]) -> None:
+    shelves[CLIENT].down = True
+    made = outside.both(lambda rank, pool: pool.make(TRIPLE))
+    with pytest.raises(PoolError, match="is down"):
+        outside.pools[CLIENT].add(made[CLIENT])
+    outside.pools[PROVIDER].add(made[PROVIDER])
+    outside.end()
+    shelves[CLIENT].down = False
+    outside.open()
+    assert outside.available(TRIPLE) == 0
+    assert not files_of(folder(outside, PROVIDER))[1:] and not shelves[PROVIDER].objects
+    outside.end()
+
+
+def opened_by_what_is_left(parties: Parties, rank: int, shelf: Shelf) -> list[str]:
+    """Return the copies of objects that some 32 bytes on this party's disk open."""
+    disk = b"".join(path.read_bytes() for path in files_of(folder(parties, rank)))
+    words = {bytes.fromhex(w) for w in _hex_words(disk)}
+    return [
+        name
+        for name, data in shelf.copies.items()
+        if any(unseal(Opener(name, key), data) is not None for key in words)
+    ]
+
+
+def _hex_words(data: bytes) -> list[str]:
+    text = data.decode("latin-1")
+    words = text.split('"')
+    return [word for word in words if len(word) == 64 and not set(word) - set("0123456789abcdef")]
+
+
+def test_copies_of_used_objects_open_to_nobody(outside: Parties, shelves: list[Shelf]) -> None:
+    outside.prepare(TRIPLE, 2 * UNITS)
+    for rank in RANKS:
+        assert len(opened_by_what_is_left(outside, rank, shelves[rank])) == 2
+    outside.take(TRIPLE, 1)
+    for rank in RANKS:
+        assert len(opened_by_what_is_left(outside, rank, shelves[rank])) == 1
+    outside.take(TRIPLE, 2 * UNITS - 1)
+    for rank in RANKS:
+        assert not opened_by_what_is_left(outside, rank, shelves[rank])
+    outside.end()
+
+
+def test_a_key_that_stays_is_noticed(
+    outside: Parties, shelves: list[Shelf], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken twin of the test before: the key is kept when the results are back."""
+    monkeypatch.setattr(Files, "_forget", lambda self, opener: None)
+    outside.prepare(TRIPLE, UNITS)
+    outside.take(TRIPLE, 1)
+    assert opened_by_what_is_left(outside, CLIENT, shelves[CLIENT])
+
+
+def test_a_copy_put_back_serves_nobody(outside: Parties, shelves: list[Shelf]) -> None:
+    outside.prepare(TRIPLE, UNITS)
+    outside.take(TRIPLE, 3)
+    for shelf in shelves:
+        shelf.objects = dict(shelf.copies)
+    again(outside)
+    assert outside.available(TRIPLE) == UNITS - 3
+    outside.take(TRIPLE, UNITS - 3)
+    outside.end()
+
+
+def test_results_that_are_back_count_after_a_crash(outside: Parties, shelves: list[Shelf]) -> None:
+    """The key was not yet forgotten when the process died."""
+    outside.prepare(TRIPLE, UNITS)
+    (key,) = keys(outside, CLIENT)
+    content = key.read_bytes()
+    outside.take(TRIPLE, 1)
+    outside.end(False, False)
+    shelves[CLIENT].objects = dict(shelves[CLIENT].copies)
+    key.write_bytes(content)
+    key.chmod(0o600)
+    outside.open()
+    assert not key.exists() and not shelves[CLIENT].objects
+    outside.take(TRIPLE, outside.available(TRIPLE))
+    outside.end()
+
+
+def test_what_the_peer_has_used_is_wiped(outside: Parties) -> None:
+    outside.prepare(TRIPLE, UNITS)
+    outside.take_alone(CLIENT, TRIPLE, 3)
+    outside.end(False, False)
+    outside.open()
+    path = batch_folder(outside, PROVIDER)
+    used = json.loads((path / "state.json").read_text())["used"]
+    assert used >= 3 and (path / RESULTS).exists() and not keys(outside, PROVIDER)
+    outside.take(TRIPLE, UNITS - used)
+    outside.end()
+
+
+def test_no_word_of_where_the_objects_are(outside: Parties, tmp_path: Path) -> None:
+    outside.prepare(TRIPLE, UNITS)
+    outside.end()
+    outside.objects = (None, None)
+    outside.open()
+    with pytest.raises(PoolError, match="are in object storage, and no file 'store-url'"):
+        outside.take_alone(CLIENT, TRIPLE, 1)
+    outside.end()
+
+
+# ---- its inbox
+
+
+def test_parcels_have_keys_and_no_results(outside: Parties, shelves: list[Shelf]) -> None:
+    outside.end()
+    put(outside, *RANKS)
+    outside.open()
+    assert outside.available(TRIPLE) == UNITS  # on the disk: no storage was named
+    outside.end()
+    put(outside, *RANKS, objects=shelves, session=b"another")
+    parcels = [list(inbox.hand_over(folder(outside, rank))) for rank in RANKS]
+    for rank in RANKS:
+        (parcel,) = parcels[rank]
+        assert RESULTS not in parcel.files and len(shelves[rank].objects) == 1
+        inbox.deliver(folder(outside, rank), parcel)
+    outside.open()
+    outside.take(TRIPLE, 2 * UNITS)
+    outside.end()
+
+
+def test_a_half_that_waited_too_long_leaves_nothing(
+    outside: Parties, shelves: list[Shelf], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.end()
+    put(outside, CLIENT, objects=shelves)
+    monkeypatch.setattr(inbox, "PATIENCE_S", -1.0)
+    outside.open()
+    outside.end()
+    assert not shelves[CLIENT].objects and not keys(outside, CLIENT)
+
+
+# ---- objects
+
+
+@given(st.binary(max_size=200), st.data())
+def test_a_changed_object_does_not_open(content: bytes, data: st.DataObject) -> None:
+    opener, sealed = seal(content)
+    assert unseal(opener, sealed) == content
+    assert content not in sealed or len(content) < 4
+    at = data.draw(st.integers(0, len(sealed) - 1))
+    changed = bytearray(sealed)
+    changed[at] ^= data.draw(st.integers(1, 255))
+    assert unseal(opener, bytes(changed)) is None
+    assert unseal(opener, sealed[:at]) is None
+    other, _ = seal(content)
+    assert unseal(Opener(other.name, opener.key), sealed) is None
+    assert unseal(Opener(opener.name, other.key), sealed) is None
+
+
+# ---- places that fsspec knows
+
+
+def test_objects_in_a_folder(tmp_path: Path) -> None:
+    store = FsspecStore(f"file://{tmp_path}/objects", "peer")
+    store.begin()
+    store.put(NAME, b"data")
+    assert (tmp_path / "objects" / "peer" / NAME).read_bytes() == b"data"
+    assert store.get([NAME, NAME[::-1]]) == [b"data", None]
+    store.remove(NAME)
+    store.remove(NAME)
+    assert store.get([NAME]) == [None]
+
+
+def test_a_place_that_is_not_mounted(tmp_path: Path) -> None:
+    store = FsspecStore(f"file://{tmp_path}/objects", "peer")
+    store.begin()
+    store.put(NAME, b"data")
+    (tmp_path / "objects").rename(tmp_path / "elsewhere")
+    (tmp_path / "objects").mkdir()
+    with pytest.raises(PoolError, match="is not there; nothing of it is given up"):
+        store.get([NAME])
+    with pytest.raises(InputError, match="is not there"):
+        store.check()
+
+
+class Odd(MemoryFileSystem):
+    """A place that fails as it is told."""
+
+    protocol = "odd"
+    error: Exception | None = None
+    waits_s = 0.0
+
+    def pipe_file(self, path: str, value: bytes, **kwargs: object) -> None:
+        time.sleep(self.waits_s)
+        if self.error is not None:
+            raise self.error
+        super().pipe_file(path, value, **kwargs)
+
+
+fsspec.register_implementation("odd", Odd, clobber=True)
+
+
+def test_errors_of_a_place_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FsspecStore("odd://bucket/folder")
+    monkeypatch.setattr(Odd, "error", RuntimeError("AccessDenied\nmore"))
+    with pytest.raises(PoolError, match="odd://bucket/folder: RuntimeError: AccessDenied$"):
+        store.put(NAME, b"data")
+    with pytest.raises(InputError, match="AccessDenied"):
+        store.check()
+
+
+def test_a_place_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Odd, "waits_s", 2.0)
+    monkeypatch.setattr(object_store, "ANSWER_S", 0.2)
+    began = time.monotonic()
+    with pytest.raises(PoolError, match=r"no answer within 0\.2 s"):
+        FsspecStore("odd://bucket/folder").put(NAME, b"data")
+    assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("url", ["", "here", "file://", "s3://key:secret@bucket/x", "nothing://b"])
+def test_what_is_no_place(url: str) -> None:
+    with pytest.raises(InputError) as told:
+        FsspecStore(url)
+    assert "secret" not in str(told.value)
+
+
+def test_a_pool_keeps_to_one_place(tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    pool.mkdir(mode=0o700)
+    here, there = (f"file://{tmp_path}/{name}" for name in ("here", "there"))
+    assert url_of(pool) is None and store_of(pool / NAME) is None
+    keep_in(pool, here)
+    keep_in(pool, here)
+    with pytest.raises(InputError, match="keeps batches at .*here; use another directory"):
+        keep_in(pool, there)
+    store = store_of(pool / NAME)
+    assert store is not None and (store.url, store.folder) == (here, NAME)
+    for inner in ("client", "provider", f"certificate-{NAME}"):
+        assert url_of(pool / inner) == here
+    assert url_of(pool / NAME) is None  # a peer's folder is no party's
+    assert (pool / STORE_FILE).stat().st_mode & 0o777 == 0o600
+    assert len(list((tmp_path / "here").iterdir())) == 1
