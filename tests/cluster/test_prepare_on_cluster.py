@@ -14,6 +14,8 @@ import pytest
 from models.family import logits
 from models.hf import load_model
 from models.tokenizer import Tokenizer
+from spu_llm.offline.files import RESULTS
+from spu_llm.offline.object_store import keep_in
 from tests.cluster.machines import Machines, machines
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S, RUN_S, eventually
@@ -123,9 +125,17 @@ def test_both_parties_here_need_no_cluster(start: Start, pair: Pair, tmp_path: P
 
 
 @pytest.mark.slow
-def test_both_parties_may_have_a_cluster(start: Start, pair: Pair, tmp_path: Path) -> None:
-    """The provider's halves run on its machine, and their batches come to its front door."""
+@pytest.mark.parametrize("outside", [False, True])
+def test_both_parties_may_have_a_cluster(
+    start: Start, pair: Pair, tmp_path: Path, outside: bool
+) -> None:
+    """The provider's halves run on its machine, and their batches come to its front door; results
+    that lie outside go to object storage from where they are made.
+    """
     pool, file, theirs = tmp_path / "client", tmp_path / "made.json", tmp_path / "provider"
+    for directory in (pool, theirs) if outside else ():
+        directory.mkdir(mode=0o700)
+        keep_in(directory, f"file://{directory}-objects")
     with machines(2) as nodes, machines(1) as of_provider:
         serve = pair.serve("--pool", str(theirs), "--ray", of_provider.address, "--jobs", "1")
         server = start(*serve)
@@ -139,5 +149,8 @@ def test_both_parties_may_have_a_cluster(start: Start, pair: Pair, tmp_path: Pat
         assert "failed" not in client.stderr
         rows = json.loads(file.read_text())["correlations"]
         assert all(row["made_units"] == row["available_units"] for row in rows)
+        for directory in (pool, theirs):
+            inside, stored = (list(directory.rglob(name)) for name in (RESULTS, "stored-*.json"))
+            assert bool(stored) == outside and bool(inside) != outside
         result = completed(start, pair, port, pool, tmp_path / "text.json")
         assert result["token_ids"] == greedy(pair)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,50 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spu_llm.core.channel import MemoryChannel
 from spu_llm.core.errors import PoolError
-from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.offline import inbox, stock
 from spu_llm.offline.files import INBOX, RESULTS
 from spu_llm.offline.inbox import Parcel
-from spu_llm.offline.pool import Pool
-from spu_llm.offline.sealed_objects import ObjectStore
-from tests.kit.dealing import TRIPLE, dealer
+from tests.kit.dealing import TRIPLE
+from tests.offline.inboxes import folder, put
 from tests.offline.parties import RANKS, Parties
 
 UNITS = TRIPLE.chunk
 
 
-def folder(parties: Parties, rank: int) -> Path:
-    directory = parties.directories[rank]
-    assert directory is not None
-    return directory
-
-
 def waiting(parties: Parties, rank: int) -> list[Path]:
     return sorted((folder(parties, rank) / INBOX).glob("*/*"))
-
-
-def put(
-    parties: Parties,
-    *ranks: int,
-    session: bytes = b"beside",
-    objects: Sequence[ObjectStore | None] = (None, None),
-) -> None:
-    """Make a batch beside the parties' pools; the parties in `ranks` put theirs into the inbox,
-    with the results in `objects` if there are any.
-    """
-    ends = MemoryChannel.pair()
-    beside = [
-        Pool(rank, Prg.from_os(), dealer(rank, ends[rank], parties.made), session=session)
-        for rank in RANKS
-    ]
-    made = [parties.threads.submit(beside[rank].make, TRIPLE) for rank in RANKS]
-    for rank in RANKS:
-        batch = made[rank].result()
-        if rank in ranks:
-            inbox.put(folder(parties, rank), batch.label, batch.key, batch.results, objects[rank])
 
 
 def again(parties: Parties) -> None:

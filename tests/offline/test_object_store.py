@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,38 +20,12 @@ from spu_llm.offline.files import RESULTS, STORE_FILE, STORED, Files
 from spu_llm.offline.object_store import FsspecStore, keep_in, store_of, url_of
 from spu_llm.offline.sealed_objects import Opener, seal, unseal
 from tests.kit.dealing import MIXED, TRIPLE
+from tests.kit.shelf import Shelf
+from tests.offline.inboxes import folder, put
 from tests.offline.parties import RANKS, Parties, batch_folder, files_of
-from tests.offline.test_inbox import folder, put
 
 UNITS = TRIPLE.chunk
 NAME = "0123456789abcdef" * 2
-
-
-class Shelf:
-    """Object storage in memory, which keeps a copy of all that it ever had."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.copies: dict[str, bytes] = {}
-        self.gets: list[int] = []
-        self.down = False
-
-    def put(self, name: str, data: bytes) -> None:
-        self._answer()
-        self.objects[name] = self.copies[name] = data
-
-    def get(self, names: Sequence[str]) -> list[bytes | None]:
-        self._answer()
-        self.gets.append(len(names))
-        return [self.objects.get(name) for name in names]
-
-    def remove(self, name: str) -> None:
-        self._answer()
-        self.objects.pop(name, None)
-
-    def _answer(self) -> None:
-        if self.down:
-            raise PoolError("object storage is down")
 
 
 @pytest.fixture

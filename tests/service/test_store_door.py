@@ -16,7 +16,7 @@ from spu_llm.core.errors import PoolError
 from spu_llm.offline.sealed_objects import AT_ONCE, MAX_OBJECT_BYTES
 from spu_llm.service import store_door
 from spu_llm.service.store_door import StoreBehindDoor, StoreDoor
-from tests.offline.test_object_store import Shelf
+from tests.kit.shelf import Shelf
 
 NAMES = [f"{number:032x}" for number in range(AT_ONCE + 1)]
 
