@@ -110,7 +110,7 @@ def _delivery(task: Task) -> Callable[[Parcel], None] | None:
     def deliver(parcel: Parcel) -> None:
         open_folder(folder)
         room = room_in(budgets)
-        if room is not None and room < sum(map(len, parcel.files.values())):
+        if room is not None and room < parcel.nbytes:
             raise PoolError("there is no room for more correlated randomness")
         inbox.deliver(folder, parcel)
 

@@ -39,6 +39,7 @@ from spu_llm.offline.files import (
     batch_of,
     contents_of,
     discard,
+    object_bytes,
     store,
     store_files,
     stored_in,
@@ -58,6 +59,11 @@ class Parcel:
     kind: str
     id: str
     files: dict[str, bytes] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of its files, and of the object that they open."""
+        return sum(len(data) + object_bytes(name) for name, data in self.files.items())
 
 
 def put(

@@ -65,6 +65,8 @@ class FsspecStore:
         except (ImportError, ValueError) as exc:
             raise InputError(f"objects in {scheme}: {exc}") from None
         self._top = str(root).rstrip("/")
+        if scheme in ("file", "local"):  # the same place from another working directory
+            self.url = str(self._fs.unstrip_protocol(self._top))
         self._root = f"{self._top}/{folder}".rstrip("/")
         self.folder = folder
 
@@ -172,8 +174,8 @@ def keep_in(directory: Path, url: str) -> None:
     except PoolError as exc:
         raise InputError(str(exc)) from None
     store.check()
-    kept = drawn_once(directory / STORE_FILE, url.encode()).decode()
-    if kept != url:
+    kept = drawn_once(directory / STORE_FILE, store.url.encode()).decode()
+    if kept != store.url:
         raise InputError(
             f"{directory} keeps batches at {kept}; use another directory, or use these up and "
             f"remove {directory / STORE_FILE}"

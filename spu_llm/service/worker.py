@@ -227,7 +227,7 @@ def _spu_session(
     task: Task,
     events: Events,
     channels: Channels,
-    objects: int | None,
+    objects: int | None = None,
 ) -> PartySession:
     from spu_llm.offline.stock import Budget
     from spu_llm.runtime.party_session import PartySession, SessionOptions

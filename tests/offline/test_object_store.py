@@ -364,6 +364,11 @@ def test_what_is_no_place(url: str) -> None:
     assert "secret" not in str(told.value)
 
 
+def test_a_place_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert FsspecStore("file://objects").url == f"file://{tmp_path}/objects"
+
+
 def test_a_pool_keeps_to_one_place(tmp_path: Path) -> None:
     pool = tmp_path / "pool"
     pool.mkdir(mode=0o700)
