@@ -310,8 +310,10 @@ class _Sessions:
         try:
             return self._workers.start(session, admitted, look)
         except SpuLlmError as exc:
-            told = isinstance(exc, BusyError | WantedError)
-            control.bye(str(exc) if told else "the provider's worker failed", ok=False)
+            busy = isinstance(exc, BusyError)
+            told = busy or isinstance(exc, WantedError)
+            words = str(exc) if told else "the provider's worker failed"
+            control.bye(words, ok=False, busy=busy)
             raise
 
     def _entered(self, control: Control, met: Met) -> Admitted:
