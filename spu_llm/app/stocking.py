@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +22,12 @@ def begin(
     ahead: Ahead,
     address: str,
     pairs: int | None,
+    doors: Sequence[tuple[str, int]],
     say: Callable[[str], None],
 ) -> None:
     """Find out, in a session, what a turn of a chat and its answer take, and keep the client's pool
     filled with it from then on, in a thread: producers on the cluster at `address` make what
-    lacks, and sessions take it in. `say` hears what happens. InputError where no cluster answers.
+    lacks, by the provider's `doors`, too, and sessions take it in. `say` hears what happens. InputError where no cluster answers.
     """
     from spu_llm.cluster.connection import joined
     from spu_llm.cluster.producing import on_cluster
@@ -40,7 +41,7 @@ def begin(
     folder = Path(counted.config["pool"], counted.config["peer"])
 
     def restock() -> int:
-        with on_cluster(address, provider.server, provider.pool, pairs) as producers:
+        with on_cluster(address, provider.server, provider.pool, pairs, doors) as producers:
             return preparation.restock(counted, request, folder, producers, text_format=text.digest)
 
     def keep() -> None:

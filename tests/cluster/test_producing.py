@@ -146,7 +146,7 @@ def make(
     open_folder(folder)
     way = ProviderAddress(str(mark), 1, "local", None, None, "", b"0" * 32)
     heard: list[Event] = []
-    producers = ClusterProducers(*cluster, way, pairs, kind)
+    producers = ClusterProducers(*cluster, [way], pairs, kind)
     return producers.make(REQUEST, None, lacking, folder, heard.append, look), heard
 
 
