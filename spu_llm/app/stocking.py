@@ -27,7 +27,8 @@ def begin(
 ) -> None:
     """Find out, in a session, what a turn of a chat and its answer take, and keep the client's pool
     filled with it from then on, in a thread: producers on the cluster at `address` make what
-    lacks, by the provider's `doors`, too, and sessions take it in. `say` hears what happens. InputError where no cluster answers.
+    lacks, and sessions take it in. `doors`: more ports of the provider for them. `say` hears what
+    happens. InputError where no cluster answers.
     """
     from spu_llm.cluster.connection import joined
     from spu_llm.cluster.producing import on_cluster

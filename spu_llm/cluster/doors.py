@@ -291,7 +291,9 @@ class _AtDoor:
         """See `Elsewhere.memory_bytes`."""
         return self._memory
 
-    def run(self, session: Session, admitted: Admitted, look: Look) -> None:
+    def run(
+        self, session: Session, admitted: Admitted, look: Look, begin: Callable[[], None]
+    ) -> None:
         """See `Elsewhere.run`."""
 
         def looks() -> None:
@@ -306,6 +308,7 @@ class _AtDoor:
         place = self._doors.place(admitted.task, self.supervisor, self._door.node, looks)
         try:
             self._doors.log(journal.placed(session, place.machine))
+            begin()
             where, key = astuple(place.endpoint), place.hints.key.hex()
             self._framed.say(PLACED, asdict(admitted.task), place.machine, where, key)
             while not self._over.wait(_LOOK_S):

@@ -292,11 +292,13 @@ class _Sessions:
                     self._look()
                     watch()
 
-                try:
-                    _check_door(admitted.task)
+                def begin() -> None:
                     self._log(journal.begun(session))
                     admitted.begin()
-                    one.run(session, admitted, look)
+
+                try:
+                    _check_door(admitted.task)
+                    one.run(session, admitted, look, begin)
                 except Exception as exc:
                     one.refuse(_as_ours(exc))
                     raise

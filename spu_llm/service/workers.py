@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -30,9 +31,11 @@ class Elsewhere(Protocol):
     def memory_bytes(self) -> int:
         """Return the memory of the session's worker, as the machine has last said."""
 
-    def run(self, session: Session, admitted: Admitted, look: Look) -> None:
-        """Run the session to its end; raise what ended it before. look: called all the while; what
-        it raises ends the session.
+    def run(
+        self, session: Session, admitted: Admitted, look: Look, begin: Callable[[], None]
+    ) -> None:
+        """Run the session to its end; raise what ended it before. look: called all the while;
+        begin: before the machine gets the task. What they raise ends the session.
         """
 
     def refuse(self, error: SpuLlmError) -> None:
