@@ -48,7 +48,7 @@ def begin(
     def keep() -> None:
         while True:
             try:
-                keeping.keep(folder.parent, _not_made, say, restock=restock, made=counted.to_json())
+                keeping.keep(folder.parent, None, say, restock=restock, made=counted.to_json())
             except Exception as exc:  # of Ray's, too: the gateway goes on
                 say(f"the stock is not filled, trying again: {one_line(str(exc))[:300]}")
                 time.sleep(keeping.AWAY_MOST_S)
@@ -64,7 +64,3 @@ def check(server: object, pool: Path | None, models: int, ahead: Ahead | None) -
         raise InputError("--ray fills the stock of one model; choose it by --served-model")
     if ahead is None:
         raise InputError("--ray fills a stock for turns of chats; leave --ahead-turn 0 out")
-
-
-def _not_made(look: object) -> dict[str, object]:
-    raise AssertionError("producers make it")

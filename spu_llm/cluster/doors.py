@@ -244,6 +244,7 @@ class Doors:
 
     def place(self, task: Any, supervisor: str, node: str, look: Look) -> Any:
         """Return where a session runs on a node (`Placing`)."""
+        self._actors.check_closed()
         return Placing(self._actors, self._holders, task, supervisor, node).result(look)
 
     def release(self, host: Any) -> None:
