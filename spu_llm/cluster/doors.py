@@ -66,7 +66,7 @@ _LOOK_S = 0.2
 _MACHINES_S = 2.0  # between two looks at which machines there are
 _EVERYWHERE = ("", "0.0.0.0", "::", "[::]")
 # Errors whose words the client hears.
-_TOLD = (InputError, LimitError, PeerError, WantedError)
+_TOLD = (LimitError, PeerError, WantedError)
 
 
 @dataclass(eq=False)
@@ -316,9 +316,9 @@ class _AtDoor:
                 looks()
             if self._error is not None:
                 raise self._error
+            self._framed.close()
         finally:
             self._memory = 0
-            self._framed.close()
             self._doors.release(place.host)
 
     def refuse(self, error: SpuLlmError) -> None:

@@ -297,7 +297,10 @@ class _Sessions:
                     admitted.begin()
 
                 try:
-                    _check_door(admitted.task)
+                    try:
+                        _check_door(admitted.task)  # the ticket may be of another port
+                    except InputError as exc:
+                        raise PeerError(str(exc)) from None
                     one.run(session, admitted, look, begin)
                 except Exception as exc:
                     one.refuse(_as_ours(exc))
