@@ -122,8 +122,9 @@ class Doors:
         """Follow which machines there are, for as long as this process lives."""
         while True:
             time.sleep(_MACHINES_S)
-            for error in self._open_all():
-                self._tell(str(error))
+            with suppress(Exception):  # of Ray's, too: the head may have gone
+                for error in self._open_all():
+                    self._tell(str(error))
 
     def _open_all(self) -> list[SpuLlmError]:
         """Open doors on machines that have none, all at a time, and forget those of machines that
@@ -199,8 +200,8 @@ class Doors:
             case [kind, str(ticket), peer, str(certificate), int(sent), int(received)] if (
                 kind == SESSION
             ):
-                one = _AtDoor(self, door, framed, certificate_of(peer), bytes.fromhex(ticket))
-                one.supervisor, one.moved = certificate, Counters(sent, received)
+                client, moved = certificate_of(peer), Counters(sent, received)
+                one = _AtDoor(self, door, framed, client, bytes.fromhex(ticket), certificate, moved)
                 self._sessions.run_elsewhere(one)
             case _:
                 raise PeerError("a connection for no purpose")
@@ -265,17 +266,23 @@ def _renew(life: Framed, shown: Shown | None) -> None:
 
 
 class _AtDoor:
-    """A session whose connection a door has (`workers.Elsewhere`). `supervisor`: the certificate
-    that the door shows to the worker's machine; `moved`: bytes of the client's connection.
-    """
-
-    supervisor: str
-    moved: Counters
+    """A session whose connection a door has (`workers.Elsewhere`)."""
 
     def __init__(
-        self, doors: Doors, door: _Open, framed: Framed, client: Certificate | None, shown: bytes
+        self,
+        doors: Doors,
+        door: _Open,
+        framed: Framed,
+        client: Certificate | None,
+        shown: bytes,
+        supervisor: str,
+        moved: Counters,
     ) -> None:
+        """Take the connection to the door. supervisor: the certificate, in PEM form, that the door
+        shows to the worker's machine; moved: bytes of the client's connection so far.
+        """
         self.client, self.shown = client, shown
+        self._supervisor, self._moved = supervisor, moved
         self._doors, self._door, self._framed = doors, door, framed
         self._memory = 0
         self._deliver: Callable[[Parcel], None] | None = None
@@ -286,7 +293,7 @@ class _AtDoor:
 
     def snapshot(self) -> Counters:
         """See `Elsewhere.snapshot`."""
-        return self.moved
+        return self._moved
 
     def memory_bytes(self) -> int:
         """See `Elsewhere.memory_bytes`."""
@@ -306,7 +313,7 @@ class _AtDoor:
 
         self._deliver = delivery(admitted.task)
         self._doors.log(journal.waiting(session))
-        place = self._doors.place(admitted.task, self.supervisor, self._door.node, looks)
+        place = self._doors.place(admitted.task, self._supervisor, self._door.node, looks)
         try:
             self._doors.log(journal.placed(session, place.machine))
             begin()
@@ -346,7 +353,7 @@ class _AtDoor:
         self._heard_at = time.monotonic()
         match words:
             case [kind, int(sent), int(received), int(memory)] if kind == USAGE:
-                self.moved, self._memory = Counters(sent, received), memory
+                self._moved, self._memory = Counters(sent, received), memory
             case [kind, str(name), str(id_), files] if kind == PARCEL and self._deliver is not None:
                 try:
                     self._deliver(Parcel(name, id_, decoded(files)))

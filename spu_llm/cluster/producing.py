@@ -19,7 +19,7 @@ from typing import Any
 
 from spu_llm.api.events import Making, Note, OnEvent
 from spu_llm.api.preparation import Produced
-from spu_llm.cluster.connection import Head, joined, kill
+from spu_llm.cluster.connection import Head, joined, kill, line_of
 from spu_llm.cluster.producer import Producer, ProviderAddress, WorkEnded
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.offline import inbox
@@ -205,9 +205,12 @@ class ClusterProducers:
         """Return what a pair has to give; how it ended, where it or its machine was lost."""
         try:
             given: Parcel | WorkEnded = self._ray.get(next(pair.results), timeout=FETCH_S)
-        except (StopIteration, self._ray.exceptions.RayError) as exc:
-            words = str(exc).strip().splitlines() or ["no more comes"]
-            return WorkEnded(error=f"its process was lost: {words[0][:200]}")
+        except StopIteration:
+            return WorkEnded(error="its process was lost: no more comes")
+        except self._ray.exceptions.RayTaskError as exc:
+            return WorkEnded(error=f"its machine failed: {line_of(exc.cause)}")
+        except self._ray.exceptions.RayError as exc:
+            return WorkEnded(error=f"its process was lost: {line_of(exc)}")
         return given
 
 

@@ -1,4 +1,4 @@
-"""A cluster of Ray's on this machine, whose nodes stand for a provider's machines."""
+"""A cluster of Ray's on this machine, whose nodes stand for a party's machines."""
 
 from __future__ import annotations
 

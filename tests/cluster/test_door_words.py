@@ -72,8 +72,8 @@ class Both:
         relay: Any = SimpleNamespace(snapshot=lambda: Counters(5, 7))
         self.door = _AtFrontDoor(framed, relay)
         at: Any = SimpleNamespace(machine="10.0.0.2", node="n")
-        self.front = _AtDoor(self.doors, at, met.get(timeout=SOON_S), None, b"")  # type: ignore[arg-type]
-        self.front.supervisor, self.front.moved = "", Counters()
+        doors: Any = self.doors
+        self.front = _AtDoor(doors, at, met.get(timeout=SOON_S), None, b"", "", Counters())
         self.ended: queue.Queue[BaseException | None] = queue.Queue()
 
     def run(self, look: Callable[[], None] = lambda: None) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,20 @@ import numpy as np
 import pytest
 
 from spu_llm.cluster.connection import joined
-from spu_llm.cluster.producer import Parcel, WorkEnded
 from spu_llm.core.errors import PeerError
 from spu_llm.offline.files import INBOX
-from spu_llm.systems.decoding.records import Ahead
 from tests.cluster.machines import machines
 from tests.cluster.test_producing import Stub, arrived, make
+from tests.kit.dealing import TRIPLE
 
-STORE_BYTES, BATCH_BYTES, BATCHES = 80 << 20, 4 << 20, 30  # more batches than the store holds
+STORE_BYTES, BATCH_BYTES, BATCHES = 80 << 20, 4 << 20, 30
+PIECE_BYTES = 512 << 10  # of what fills a store, until no batch has room
 
 
 class Large(Stub):
     """Makes batches that are objects of the store, for their size."""
 
-    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | WorkEnded]:
-        for one in super().made(request, digest):
-            if isinstance(one, Parcel):
-                one = replace(one, files=one.files | {"results.npy": os.urandom(BATCH_BYTES)})
-            yield one
+    batch = replace(TRIPLE, chunk=BATCH_BYTES // 16)  # two words a unit
 
 
 class Filler:
@@ -40,9 +35,10 @@ class Filler:
         import ray
 
         self._held: list[Any] = []
-        for _ in range((STORE_BYTES - (8 << 20)) // (8 << 20)):
-            reference = ray.put(np.zeros(8 << 20, np.uint8))
-            self._held.append((reference, ray.get(reference)))
+        with suppress(ray.exceptions.RayError):  # full before that
+            for _ in range((STORE_BYTES - BATCH_BYTES // 2) // PIECE_BYTES):
+                reference = ray.put(np.zeros(PIECE_BYTES, np.uint8))
+                self._held.append((reference, ray.get(reference)))
         return sum(array.nbytes for _, array in self._held)
 
 
@@ -85,7 +81,7 @@ def test_a_full_store_on_a_full_disk_ends_in_a_line(tmp_path: Path) -> None:
         patch.setenv("RAY_local_fs_capacity_threshold", "0.000001")
         with machines(1, object_store_memory=STORE_BYTES) as nodes, joined(nodes.address) as ray:
             holding = filled(ray)
-            with pytest.raises(PeerError) as told:
+            with pytest.raises(PeerError, match="its machine failed: .*(Full|OutOfDisk)") as told:
                 made, _ = make((ray, nodes.address), Large, tmp_path / "peer", (BATCHES,), pairs=1)
                 assert made.batches < BATCHES, "the store was not full"
                 raise PeerError(f"{made.batches} of {BATCHES} batches came")

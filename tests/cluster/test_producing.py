@@ -16,6 +16,7 @@ from spu_llm.api.events import Event, Making
 from spu_llm.cluster.connection import joined
 from spu_llm.cluster.producer import Producer, ProviderAddress, WorkEnded
 from spu_llm.cluster.producing import ClusterProducers, dealt
+from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PeerError, PoolError, WantedError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
@@ -66,22 +67,24 @@ def cluster(nodes: Machines) -> Iterator[tuple[Any, str]]:
 class Stub(Producer):
     """Makes as many batches as it is asked for, of one party's words that nobody else has."""
 
+    batch = TRIPLE
+
     def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | WorkEnded]:
         for number in range(sum(request.batches)):
             self.before(number)
-            yield _parcel(Path(os.environ["TMPDIR"]) if "TMPDIR" in os.environ else Path("/tmp"))
+            yield _parcel(Path(os.environ.get("TMPDIR", "/tmp")), self.batch)
         yield WorkEnded({"traffic": {}, "batches": sum(request.batches)})
 
     def before(self, number: int) -> None:
         """Do what comes before a batch."""
 
 
-def _parcel(at: Path) -> Parcel:
+def _parcel(at: Path, correlation: Correlation) -> Parcel:
     """Return a batch of words that say nothing."""
     folder = at / f"stub-{os.urandom(8).hex()}"
     open_folder(folder)
     pool = Pool(CLIENT, Prg.from_os(), _results, session=os.urandom(16))
-    made = pool.make(TRIPLE)
+    made = pool.make(correlation)
     inbox.put(folder, made.label, made.key, made.results)
     (parcel,) = inbox.hand_over(folder)
     return parcel
