@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.machines import machines
-from tests.cluster.test_prepare_on_cluster import NEW, completed, greedy, prepare
+from tests.cluster.preparing import NEW, completed, greedy, prepare
 from tests.kit.cut_wire import CutWire
 from tests.kit.pair import Pair
 from tests.kit.patience import RUN_S, eventually

@@ -19,7 +19,7 @@ from spu_llm.net.identity import CERTIFICATE, load, make
 from spu_llm.service.client import Server
 from spu_llm.service.first_contact import model_names
 from tests.cluster.machines import Machines, machines
-from tests.cluster.test_prepare_on_cluster import NEW, PROMPT, REQUEST, greedy
+from tests.cluster.preparing import NEW, PROMPT, REQUEST, greedy
 from tests.kit.cut_wire import CutWire
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S, RUN_S, eventually

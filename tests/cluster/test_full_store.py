@@ -14,7 +14,7 @@ from spu_llm.cluster.connection import joined
 from spu_llm.core.errors import PeerError
 from spu_llm.offline.files import INBOX
 from tests.cluster.machines import machines
-from tests.cluster.test_producing import Stub, arrived, make
+from tests.cluster.stub_producers import Stub, arrived, make
 from tests.kit.dealing import TRIPLE
 
 STORE_BYTES, BATCH_BYTES, BATCHES = 80 << 20, 4 << 20, 30
