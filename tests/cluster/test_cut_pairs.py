@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -29,10 +28,9 @@ def test_a_pair_that_is_cut_off_costs_its_batch(
         options = ["--steps", str(NEW - 1), "--json", str(file)]
         door = ["--door", f"127.0.0.1:{wire.port}"]
         client = prepare(start, pair, port, pool, nodes, *options, *door)
-        # Both pairs are at it: one has made some of its batches.
+        # The pair is in the midst of its batches: a session moves 6 MB to set itself up.
         client.until("stderr", "making correlated randomness, 1 of")
-        before = wire.moved
-        assert eventually(lambda: wire.moved > before + 2_000_000, RUN_S)
+        assert eventually(lambda: wire.moved > 9_000_000, RUN_S)
         getattr(wire, deed)()
         assert client.wait(3 * RUN_S) == 0, client.stderr
     assert client.stderr.count("a pair of producers failed") == 1, client.stderr
@@ -44,8 +42,6 @@ def test_a_pair_that_is_cut_off_costs_its_batch(
     assert sum(row["available_units"] > 0 for row in made["correlations"]) > 1
     odd = set(batches(pool, inbox=True)) ^ set(batches(theirs, inbox=True))
     assert len(odd) <= 1
-    told = re.findall(r"making correlated randomness, (\d+) of", client.stderr)
-    assert int(max(told, key=int)) >= 1
     result = completed(start, pair, port, pool, tmp_path / "text.json")
     assert result["token_ids"] == greedy(pair)
     used, used_there = batches(pool), batches(theirs)
