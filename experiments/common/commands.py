@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from experiments.common.report import PLOTS
 from models.tokenizer import Tokenizer
 from spu_llm.api.defaults import PROMPT, shipped
+from spu_llm.app.options import add_ray
 from spu_llm.app.output import write_json
 from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
@@ -45,11 +46,7 @@ def add_number(
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the option of studies whose cells may be measured by a cluster."""
-    parser.add_argument(
-        "--ray",
-        metavar="HOST:PORT",
-        help="measure cells as tasks of your own Ray cluster, whose head is there",
-    )
+    add_ray(parser, "whose machines measure cells as tasks")
 
 
 def add_network(

@@ -52,7 +52,7 @@ def watch(
 
 def keep(
     directory: Path,
-    make: Make,
+    make: Make | None,
     say: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
     restock: Restock | None = None,
@@ -63,7 +63,8 @@ def keep(
 
     A directory in use is left alone, but by `restock`, which makes more after the first time. When
     the provider cannot be reached, that is said once and tried again. NoRoom only at first: later
-    on, batches that are half used may fill the disk. `made`: what `make` has given already.
+    on, batches that are half used may fill the disk. `made`: what `make` has given already; with
+    `restock`, there is no more use for `make` then.
     """
     left: dict[str, int] = {}  # after the last attempt
     away_s = 0.0
@@ -73,6 +74,7 @@ def keep(
         nonlocal made
         if made is not None and restock is not None:
             return f"{restock()} batches came from producers"
+        assert make is not None
         with priority_lock.in_background(directory) as look:
             made = make(look)
         return made_line(made)

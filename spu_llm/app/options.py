@@ -214,14 +214,32 @@ def add_pairs(parser: Any) -> None:
         help="with --ray: producers on it, each with one of the provider's sessions "
         "(default: one a core)",
     )
+    parser.add_argument(
+        "--door",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="with --ray: one more port of the provider for producers (serve --node-port), on "
+        "another of its machines; may be given again",
+    )
 
 
 def check_pairs(options: argparse.Namespace) -> None:
-    """Raise InputError where `--pairs` says how many producers there are, and `--ray` not where."""
+    """Raise InputError where `--pairs` or `--door` say how many producers there are, or where they
+    connect to, and `--ray` not where they run, and where a door is no HOST:PORT.
+    """
+    if options.ray is None and options.door:
+        raise InputError("--door is of producers on a cluster; give --ray HOST:PORT, too")
+    doors_of(options)
     if options.pairs is not None and options.ray is None:
         raise InputError("--pairs are of producers on a cluster; give --ray HOST:PORT, too")
     if options.pairs is not None and options.pairs < 1:
         raise InputError(f"--pairs must be 1 or more, found {options.pairs}")
+
+
+def doors_of(options: argparse.Namespace) -> list[tuple[str, int]]:
+    """Return host and port of each `--door`; InputError where one is none."""
+    return [address(door, "--door") for door in options.door]
 
 
 def add_hint_cache(parser: Any, words: str = "") -> None:

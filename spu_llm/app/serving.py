@@ -63,6 +63,14 @@ def add_command(commands: Any) -> None:
     add_sessions(serve)
     add_ray(serve, "on whose machines sessions run; each has the model in the same directory")
     serve.add_argument(
+        "--node-port",
+        type=int,
+        metavar="PORT",
+        help="with --ray and --pool: each other machine of the cluster listens on it for clients' "
+        "producers, too (prepare or gateway, --door), with the files of --identity and --trust at "
+        "the same paths; 0: any that is free",
+    )
+    serve.add_argument(
         "--studies", action="store_true", help="also take part in measurements (bench, experiment)"
     )
     add_folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
@@ -118,6 +126,11 @@ def _made(options: argparse.Namespace) -> ServeOptions:
         if getattr(options, name) is not None and options.pool is None:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option} bounds what is kept in --pool; give both")
+    if options.node_port is not None:
+        if options.ray is None or options.pool is None:
+            raise InputError("--node-port is of producers' sessions; give --ray and --pool, too")
+        if not 0 <= options.node_port <= 65535:
+            raise InputError(f"--node-port must be 0 to 65535, found {options.node_port}")
     check_serving(options)
     models = named_models.by_name(options.model)
     if len(models) > 1:
@@ -198,7 +211,7 @@ def _workers(options: argparse.Namespace, served: ServeOptions, log: Log) -> Ite
         return
     from spu_llm.cluster.sessions import cluster_workers
 
-    with cluster_workers(options.ray, served, log) as workers:
+    with cluster_workers(options.ray, served, log, options.node_port) as workers:
         yield workers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +22,13 @@ def begin(
     ahead: Ahead,
     address: str,
     pairs: int | None,
+    doors: Sequence[tuple[str, int]],
     say: Callable[[str], None],
 ) -> None:
     """Find out, in a session, what a turn of a chat and its answer take, and keep the client's pool
     filled with it from then on, in a thread: producers on the cluster at `address` make what
-    lacks, and sessions take it in. `say` hears what happens. InputError where no cluster answers.
+    lacks, and sessions take it in. `doors`: more ports of the provider for them. `say` hears what
+    happens. InputError where no cluster answers.
     """
     from spu_llm.cluster.connection import joined
     from spu_llm.cluster.producing import on_cluster
@@ -40,13 +42,13 @@ def begin(
     folder = Path(counted.config["pool"], counted.config["peer"])
 
     def restock() -> int:
-        with on_cluster(address, provider.server, provider.pool, pairs) as producers:
+        with on_cluster(address, provider.server, provider.pool, pairs, doors) as producers:
             return preparation.restock(counted, request, folder, producers, text_format=text.digest)
 
     def keep() -> None:
         while True:
             try:
-                keeping.keep(folder.parent, _not_made, say, restock=restock, made=counted.to_json())
+                keeping.keep(folder.parent, None, say, restock=restock, made=counted.to_json())
             except Exception as exc:  # of Ray's, too: the gateway goes on
                 say(f"the stock is not filled, trying again: {one_line(str(exc))[:300]}")
                 time.sleep(keeping.AWAY_MOST_S)
@@ -62,7 +64,3 @@ def check(server: object, pool: Path | None, models: int, ahead: Ahead | None) -
         raise InputError("--ray fills the stock of one model; choose it by --served-model")
     if ahead is None:
         raise InputError("--ray fills a stock for turns of chats; leave --ahead-turn 0 out")
-
-
-def _not_made(look: object) -> dict[str, object]:
-    raise AssertionError("producers make it")

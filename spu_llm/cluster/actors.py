@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spu_llm.cluster.connection import check_tls, kill
+from spu_llm.cluster.door import Door
 from spu_llm.cluster.hosting import Host
 from spu_llm.cluster.weights import Holder
 from spu_llm.core.errors import BusyError, SpuLlmError, WorkerError
@@ -27,6 +28,7 @@ class Actors:
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         self._host = ray.remote(num_cpus=1, max_restarts=0, memory=SESSION_BYTES)(_Host)
+        self._door = ray.remote(num_cpus=0, max_restarts=0)(_Door)
         self._holder = ray.remote(num_cpus=0, max_restarts=0)(_Holder)
 
     def check_closed(self) -> None:
@@ -59,14 +61,27 @@ class Actors:
             if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
         }
 
-    def host(self, without: Sequence[str]) -> Any:
-        """Start an actor for a session, which takes a core, on any machine that has room, but none
-        of the nodes `without`; it waits for room.
+    def own_place(self) -> tuple[str, str]:
+        """Return the id of the node that this process belongs to, and the node's address."""
+        return self._ray.get_runtime_context().get_node_id(), self._ray.util.get_node_ip_address()
+
+    def door(self, node: str) -> Any:
+        """Start a door on a node."""
+        from ray.util import scheduling_strategies as strategies
+
+        strategy = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        return self._door.options(scheduling_strategy=strategy).remote()
+
+    def host(self, without: Sequence[str], node: str | None = None) -> Any:
+        """Start an actor for a session, which takes a core, on a node, or else on any that has room
+        but none of the nodes `without`; it waits for room.
         """
         from ray.util import scheduling_strategies as strategies
 
         strategy: Any = "DEFAULT"
-        if without:
+        if node is not None:
+            strategy = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        elif without:
             strategy = strategies.NodeLabelSchedulingStrategy(
                 hard={"ray.io/node-id": strategies.NotIn(*without)}
             )
@@ -112,6 +127,10 @@ class _Placed:
 
 
 class _Host(_Placed, Host):
+    pass
+
+
+class _Door(Door):
     pass
 
 

@@ -1,4 +1,5 @@
-"""The way between the front door and a session's worker on another machine of the same party.
+"""Connections between machines of one party; the way from a session's supervisor to its worker on
+another machine.
 
 The worker's machine listens on one TCP port; the front door connects, once for words (`Words`), and
 once for each socket of the worker that its relay carries. Every connection is TLS 1.3 in which both
@@ -48,7 +49,7 @@ class Endpoint:
 
 
 class Dialer:
-    """Connects the front door to one session's worker."""
+    """Connects to one port of another machine of this party."""
 
     def __init__(self, own: OneTime, endpoint: Endpoint) -> None:
         self._identity = own.pinning(endpoint.certificate)
@@ -72,7 +73,7 @@ class BridgedSide:
         self._announced: dict[StreamType, queue.Queue[int | None]] = {
             door: queue.Queue() for door in StreamType
         }
-        self._carried = _Carried()
+        self._carried = Carried()
 
     def announce(self, door: StreamType, number: int) -> None:
         """Let `accept` fetch the worker's connection of this number."""
@@ -114,22 +115,68 @@ class BridgedSide:
         self._carried.drop()
 
 
+class Port:
+    """Port of this machine for one other machine of this party, until it is closed."""
+
+    def __init__(
+        self, host: str, own: OneTime, other: str, serve: Callable[[Framed, list[Any]], None]
+    ) -> None:
+        """Listen at `host`, on a free port. other: the other machine's certificate, in PEM form.
+        serve: gets each connection and what it is for, on a thread of its own; the connection is
+        closed where it raises.
+        """
+        self._identity: Identity = own.pinning(other)
+        self._serve = serve
+        self._listener = socket.create_server((host, 0), backlog=_STRANGERS)
+        port = int(self._listener.getsockname()[1])
+        self.endpoint = Endpoint(host, port, own.certificate)
+        self._places = threading.BoundedSemaphore(_STRANGERS)
+        threading.Thread(target=self._listen, name="bridge", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening; what is connected stays."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock = self._listener.accept()[0]
+                if not self._places.acquire(blocking=False):
+                    sock.close()
+                    continue
+                threading.Thread(
+                    target=self._meet, args=(sock,), name="bridge", daemon=True
+                ).start()
+
+    def _meet(self, sock: socket.socket) -> None:
+        """Serve one connection; drop it unless it is the other machine's."""
+        framed: Framed | None = None
+        try:
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * UNHEARD_S))
+                framed = Framed(tls.as_server(TcpStream(sock), self._identity))
+            finally:
+                self._places.release()
+            self._serve(framed, framed.hear())
+        except (OSError, PeerError, ValueError, KeyError):
+            if framed is not None:
+                framed.close()
+
+
 class Landing:
     """The worker's machine's end: listens for one front door until it is closed."""
 
     def __init__(self, host: str, own: OneTime, front_door: str) -> None:
         """Listen at `host`, on a free port. front_door: its certificate, in PEM form."""
-        self._identity: Identity = own.pinning(front_door)
-        self._listener = socket.create_server((host, 0), backlog=_STRANGERS)
-        port = int(self._listener.getsockname()[1])
-        self.endpoint = Endpoint(host, port, own.certificate)
         self.words: queue.Queue[Framed] = queue.Queue()
         self._side: WorkerSide | None = None
         self._numbers = itertools.count()
         self._held: dict[int, socket.socket] = {}
-        self._carried = _Carried()
-        self._places = threading.BoundedSemaphore(_STRANGERS)
-        threading.Thread(target=self._listen, name="bridge", daemon=True).start()
+        self._carried = Carried()
+        self._port = Port(host, own, front_door, self._serve)
+        self.endpoint = self._port.endpoint
 
     def open(self, side: WorkerSide, announce: Callable[[StreamType, int], None]) -> None:
         """Carry what goes to and from the worker. announce: tells the front door of a connection
@@ -143,9 +190,7 @@ class Landing:
 
     def close(self) -> None:
         """Stop listening, and break all that is carried."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._port.close()
         if self._side is not None:
             self._side.close()
         self._carried.drop()
@@ -162,31 +207,6 @@ class Landing:
                     number = next(self._numbers)
                     self._held[number] = sock
                     announce(door, number)
-
-    def _listen(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock = self._listener.accept()[0]
-                if not self._places.acquire(blocking=False):
-                    sock.close()
-                    continue
-                threading.Thread(
-                    target=self._meet, args=(sock,), name="bridge", daemon=True
-                ).start()
-
-    def _meet(self, sock: socket.socket) -> None:
-        """Serve one connection; drop it unless it is the front door's."""
-        framed: Framed | None = None
-        try:
-            try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * UNHEARD_S))
-                framed = Framed(tls.as_server(TcpStream(sock), self._identity))
-            finally:
-                self._places.release()
-            self._serve(framed, framed.hear())
-        except (OSError, PeerError, ValueError, KeyError):
-            if framed is not None:
-                framed.close()
 
     def _serve(self, framed: Framed, purpose: list[Any]) -> None:
         match purpose:
@@ -212,8 +232,8 @@ class Landing:
         self._carried.here(sock, framed)
 
 
-class _Carried:
-    """All that one end carries at a time."""
+class Carried:
+    """Sockets that one end carries at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -172,5 +172,10 @@ def kill(ray: Any, actor: Any) -> None:
 
 def lost(exc: BaseException, what: str) -> PeerError:
     """Return, for an error of Ray's, the one that a user reads: `what` was lost, and how."""
+    return PeerError(f"{what} was lost: {line_of(exc)}")
+
+
+def line_of(exc: BaseException) -> str:
+    """Return an error of Ray's, or one that it passes on, as one line."""
     first = str(exc).strip().splitlines()[:1]
-    return PeerError(f"{what} was lost: {type(exc).__name__}: {''.join(first)[:200]}")
+    return f"{type(exc).__name__}: {''.join(first)[:300]}"

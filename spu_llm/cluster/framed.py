@@ -52,6 +52,14 @@ class Framed:
             raise PeerError("words that are no list")
         return words
 
+    def stream(self) -> ByteStream:
+        """Return what the frames went over, for bytes without frames from here on; PeerError where
+        the other end has sent some already.
+        """
+        if self._came:
+            raise PeerError("bytes that came too early")
+        return self._stream
+
     def close(self) -> None:
         """Close both directions, from any thread, and wake blocked calls."""
         self._stream.close()

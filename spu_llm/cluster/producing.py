@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from spu_llm.api.events import Making, Note, OnEvent
 from spu_llm.api.preparation import Produced
-from spu_llm.cluster.connection import Head, joined, kill
+from spu_llm.cluster.connection import Head, joined, kill, line_of
 from spu_llm.cluster.producer import Producer, ProviderAddress, WorkEnded
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.offline import inbox
@@ -48,7 +49,9 @@ class _Pair:
     """The client's half of a pair and the item of work that it has, as a stream of results."""
 
     actor: Any
+    way: ProviderAddress  # where it meets its other half
     item: tuple[int, ...] = ()
+    made: int = 0  # batches
     results: Any = None
 
 
@@ -59,14 +62,16 @@ class ClusterProducers:
         self,
         ray: Any,
         address: str,
-        way: ProviderAddress,
+        ways: Sequence[ProviderAddress],
         pairs: int | None,
         producer: type[Producer] = Producer,
     ) -> None:
-        """Take Ray, connected to the cluster at `address`. `pairs`: how many; one a core of the
-        cluster by default. `producer`: of the client's halves.
+        """Take Ray, connected to the cluster at `address`. `ways`: to the provider, over which the
+        pairs are dealt evenly; `pairs`: how many; one a core of the cluster by default. `producer`:
+        of the client's halves.
         """
-        self._ray, self._way, self._producer = ray, way, producer
+        self._ray, self._ways, self._producer = ray, list(ways), producer
+        self._lost: set[int] = set()  # ways, by their places, that came to nothing
         self._address = address
         self._count = int(ray.cluster_resources().get("CPU", 0)) if pairs is None else pairs
 
@@ -93,6 +98,7 @@ class ClusterProducers:
         pairs = self._started(min(self._count, len(items)), looks)
         batches, total = 0, sum(lacking)
         results: list[dict[str, Any]] = []
+        failed: list[_Pair] = []
         errors: list[str] = []
         try:
             on_event(Note(f"{len(pairs)} pairs of producers"))
@@ -107,6 +113,7 @@ class ClusterProducers:
                         case Parcel() as parcel:
                             inbox.deliver(folder, parcel)
                             batches += 1
+                            pair.made += 1
                             on_event(Making(batches, total))
                         case WorkEnded(result=None) as ended:
                             errors.append(ended.error)
@@ -115,15 +122,26 @@ class ClusterProducers:
                             if ended.busy:
                                 items.append(pair.item)
                             else:
+                                failed.append(pair)
                                 on_event(Note(f"a pair of producers failed: {ended.error}"))
                         case WorkEnded(result=dict() as result):
                             results.append(result)
                             pair.results = None
         finally:
             self._end(pairs)
+        self._leave_out(failed)
         if not batches and errors:
             raise PeerError(f"no pair of producers made anything: {errors[-1]}")
         return Produced(batches, tuple(results))
+
+    def _leave_out(self, failed: Sequence[_Pair]) -> None:
+        """Leave out, from here on, a way whose pairs failed before they made anything; where that
+        is said of all ways, they are tried again.
+        """
+        of = [self._ways.index(pair.way) for pair in failed if not pair.made]
+        self._lost |= set(of)
+        if len(self._lost) == len(self._ways):
+            self._lost.clear()
 
     def _end(self, pairs: list[_Pair]) -> None:
         """End producers, which leave nothing on their machines' disks if they get on in time."""
@@ -144,21 +162,22 @@ class ClusterProducers:
         kind = self._ray.remote(
             num_cpus=1, memory=MEMORY_BYTES, max_restarts=0, max_concurrency=_CALLS
         )(self._producer)
-        actors = [kind.remote(self._way) for _ in range(count)]
-        starting = {actor.ready.remote(): actor for actor in actors}
+        ways = [way for number, way in enumerate(self._ways) if number not in self._lost]
+        made = [_Pair(kind.remote(way), way) for way in islice(cycle(ways), count)]
+        starting = {pair.actor.ready.remote(): pair for pair in made}
         pairs: list[_Pair] = []
         until = time.monotonic() + START_S
         while starting and time.monotonic() < until:
             look()
             done, _ = self._ray.wait(list(starting), timeout=_LOOK_S)
             for ready in done:
-                actor = starting.pop(ready)
+                pair = starting.pop(ready)
                 with suppress(self._ray.exceptions.RayError):
                     self._ray.get(ready)
-                    pairs.append(_Pair(actor))
+                    pairs.append(pair)
                     until = min(until, time.monotonic() + OTHERS_S)
-        for actor in starting.values():
-            kill(self._ray, actor)
+        for pair in starting.values():
+            kill(self._ray, pair.actor)
         if not pairs:
             raise PeerError(
                 f"no machine of the cluster had room for a producer within {START_S:g} s: each "
@@ -187,24 +206,33 @@ class ClusterProducers:
         """Return what a pair has to give; how it ended, where it or its machine was lost."""
         try:
             given: Parcel | WorkEnded = self._ray.get(next(pair.results), timeout=FETCH_S)
-        except (StopIteration, self._ray.exceptions.RayError) as exc:
-            words = str(exc).strip().splitlines() or ["no more comes"]
-            return WorkEnded(error=f"its process was lost: {words[0][:200]}")
+        except StopIteration:
+            return WorkEnded(error="its process was lost: no more comes")
+        except self._ray.exceptions.RayTaskError as exc:
+            return WorkEnded(error=f"its machine failed: {line_of(exc.cause)}")
+        except self._ray.exceptions.RayError as exc:
+            return WorkEnded(error=f"its process was lost: {line_of(exc)}")
         return given
 
 
 @contextmanager
 def on_cluster(
-    address: str, server: Server | None, pool: Path | None, pairs: int | None
+    address: str,
+    server: Server | None,
+    pool: Path | None,
+    pairs: int | None,
+    doors: Sequence[tuple[str, int]] = (),
 ) -> Iterator[ClusterProducers]:
-    """Yield producers on the cluster at `address` for a client's pool. InputError where there are
-    none: both parties are on this machine, or no cluster answers.
+    """Yield producers on the cluster at `address` for a client's pool. `doors`: host and port of
+    more ways to the provider than its own port. InputError where there are none: both parties are
+    on this machine, or no cluster answers.
     """
     if server is None or pool is None:
         raise InputError("--ray takes a provider elsewhere; give --server HOST:PORT")
-    way = ProviderAddress.to(server, open_directory(pool), url_of(pool))
+    first = ProviderAddress.to(server, open_directory(pool), url_of(pool))
+    ways = [first, *(replace(first, host=host, port=port) for host, port in doors)]
     with joined(address) as ray:
-        yield ClusterProducers(ray, address, way, pairs)
+        yield ClusterProducers(ray, address, ways, pairs)
 
 
 def dealt(lacking: Sequence[int], items: int) -> list[tuple[int, ...]]:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from spu_llm.cluster.connection import knock, lost
+from spu_llm.cluster.connection import knock, line_of, lost
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.core.jax_settings import settle
 
@@ -59,7 +59,7 @@ def as_finished(
                 try:
                     outcome = ray.get(reference)
                 except ray.exceptions.RayTaskError as exc:
-                    raise SpuLlmError(f"task {number + 1}: {_line(exc.cause)}") from None
+                    raise SpuLlmError(f"task {number + 1}: {line_of(exc.cause)}") from None
                 except ray.exceptions.RayError as exc:
                     lost_times[number] += 1
                     if lost_times[number] == TRIES:
@@ -89,12 +89,7 @@ def _called(call: Call) -> Any:
     except SpuLlmError as exc:
         return _Failed(type(exc), str(exc))
     except Exception as exc:
-        return _Failed(SpuLlmError, _line(exc))
-
-
-def _line(exc: BaseException) -> str:
-    first = str(exc).strip().splitlines()[:1]
-    return f"{type(exc).__name__}: {''.join(first)[:300]}"
+        return _Failed(SpuLlmError, line_of(exc))
 
 
 def _free(ray: Any, running: dict[Any, tuple[int, str]], alone: bool) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from spu_llm.core.errors import PeerError, WireError
+from spu_llm.core.errors import BusyError, PeerError, WireError
 from spu_llm.core.json_values import names_once
 from spu_llm.core.printable import one_line
 from spu_llm.net.relay import Relay
@@ -27,10 +27,13 @@ _MAX_REASON = 2000
 
 @dataclass(frozen=True)
 class Bye:
-    """Why the peer ended the session; `ok` when it had finished its work."""
+    """Why the peer ended the session; `ok` when it had finished its work, `busy` when it had no
+    room for it.
+    """
 
     reason: str
     ok: bool
+    busy: bool = False
 
 
 class Control:
@@ -74,7 +77,11 @@ class Control:
         return self._ticket
 
     def check(self) -> None:
-        """Raise the `PeerError` that ended the session, a peer's unhappy goodbye included."""
+        """Raise the `PeerError` that ended the session, a peer's unhappy goodbye included:
+        `BusyError` where it had no room.
+        """
+        if self.peer_bye is not None and self.peer_bye.busy:
+            raise BusyError(self.peer_bye.reason)
         if self.peer_bye is not None and not self.peer_bye.ok:
             raise PeerError(f"the peer ended the session: {self.peer_bye.reason}")
         if self.relay.failure is not None:
@@ -82,8 +89,9 @@ class Control:
         if self.peer_bye is not None and self._heartbeat is None:
             raise PeerError(f"the peer ended the session early: {self.peer_bye.reason}")
 
-    def bye(self, reason: str, ok: bool, *, data_first: bool = False) -> None:
-        """End the session and close the relay.
+    def bye(self, reason: str, ok: bool, *, data_first: bool = False, busy: bool = False) -> None:
+        """End the session and close the relay. busy: for lack of room, so that the peer may try
+        again.
 
         With `ok` or `data_first` all that the worker has written is sent first; else what has not
         left is dropped. Each of that and the peer's confirmation is waited for up to `BYE_WAIT_S`;
@@ -93,7 +101,9 @@ class Control:
             self.relay.finish_data(BYE_WAIT_S)
         else:
             self.relay.drop_data()
-        message = {"type": "bye", "reason": reason[:_MAX_REASON], "ok": ok}
+        message: dict[str, object] = {"type": "bye", "reason": reason[:_MAX_REASON], "ok": ok}
+        if busy:  # a version that does not know it reads past it
+            message["busy"] = True
         self._send(message, after_data=ok or data_first)
         if not self.relay.ended.is_set():
             self._bye_answered.wait(BYE_WAIT_S)
@@ -141,10 +151,11 @@ class Control:
         self._heard.set()
 
     def _got_bye(self, message: Mapping[str, object]) -> None:
-        reason, ok = message.get("reason"), message.get("ok")
-        if not isinstance(reason, str) or not isinstance(ok, bool) or self.peer_bye is not None:
+        reason, ok, busy = message.get("reason"), message.get("ok"), message.get("busy", False)
+        said = isinstance(reason, str) and isinstance(ok, bool) and isinstance(busy, bool)
+        if not said or (ok and busy) or self.peer_bye is not None:
             raise WireError("control message with a goodbye that is malformed or repeated")
-        self.peer_bye = Bye(heard(reason), ok)
+        self.peer_bye = Bye(heard(str(reason)), ok is True, busy is True)
         # The peer closes only once it has this, so its goodbye cannot be lost to a reset.
         self.relay.expect_end()
         self._send({"type": "bye-answer"})

@@ -61,7 +61,6 @@ logging.getLogger("grpc").addHandler(logging.NullHandler())
 
 SERVICE = "spu_llm.v1.Provider"
 TICKET_BYTES = 32
-FIRST_BYTE = b"P"  # of a connection for gRPC, in the clear: HTTP/2 begins with "PRI"
 
 _OPEN = f"/{SERVICE}/Open"
 _TEXT_FORMAT = f"/{SERVICE}/TextFormat"

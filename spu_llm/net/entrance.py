@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from spu_llm.core.errors import PeerError
 from spu_llm.net import tls
 from spu_llm.net.crowd import Crowd, origin_of
+from spu_llm.net.frames import CALLS_BYTE
 from spu_llm.net.identity import Certificate, Identity
 from spu_llm.net.stream import TcpStream
 from spu_llm.net.tls import HANDSHAKE_S, Meeting, TlsStream
@@ -34,14 +35,16 @@ _DISCARD_BYTES = 64 << 10
 @dataclass(frozen=True, eq=False)
 class Met:
     """A connection that is not a stranger's: in TLS, to `peer`, which knows this party as `own`; in
-    the clear, to whoever has said something.
+    the clear, to whoever has said something. `door`: the machine of this party that has passed it
+    on, which is for calls then; "": none.
     """
 
-    tcp: TcpStream
+    tcp: TcpStream | TlsStream
     stream: TcpStream | TlsStream
     peer: Certificate | None
     own: Certificate | None
     origin: str
+    door: str = ""
 
     @property
     def caller(self) -> str:
@@ -49,6 +52,15 @@ class Met:
         from.
         """
         return self.origin if self.peer is None else self.peer.fingerprint
+
+    @property
+    def for_calls(self) -> bool:
+        """Return whether the connection is for calls; else it is for a session's data."""
+        if self.door:
+            return True
+        if isinstance(self.stream, TlsStream):
+            return self.stream.protocol == tls.CONTROL
+        return self.stream.look() == CALLS_BYTE
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ _MAGIC = b"spullm"
 _HEADER = struct.Struct(">BII")
 HEADER_BYTES = _HEADER.size
 PREAMBLE = _MAGIC + struct.pack(">H", VERSION)
+CALLS_BYTE = b"P"  # first of a connection for gRPC, in the clear: HTTP/2 begins with "PRI"
 
 # The one-byte payload of CLOSE.
 END = b"\x00"  # no more bytes from this side; the other direction stays open

@@ -19,6 +19,7 @@ from spu_llm.net.identity import Certificate
 from spu_llm.net.manifest import CLIENT_PREFIX, JOBS, PROVIDER_PREFIX, TOKENIZER, Manifest
 from spu_llm.offline import versions
 from spu_llm.offline.peer_directories import folder_of, id_in
+from spu_llm.service import programs
 from spu_llm.service.task import Task
 from spu_llm.service.watch import WAIT_S
 from spu_llm.systems.program import Job, Program, ProviderInputs, SystemPromptShape, read, stated
@@ -193,6 +194,16 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
         return Job(request, model, own, None, before, backend)
     program.admit(request, own, model)
     return Job(request, model, None, own, before, backend)
+
+
+def makes_beside(task: Task) -> bool:
+    """Return whether a provider's session makes batches beside the one that has the pool. Errors as
+    of `job_of`.
+    """
+    if task.program in programs.STUDIES:
+        return False
+    program = programs.find(task.program)
+    return program.beside(job_of(program, task).request)
 
 
 def stated_model(agreed: Manifest) -> tuple[ModelConfig, SystemPromptShape]:

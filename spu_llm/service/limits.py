@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from spu_llm.core.errors import LimitError
 from spu_llm.net.identity import Certificate
-from spu_llm.net.relay import Relay
-from spu_llm.service.supervisor import SessionWorker
+from spu_llm.net.uplink import Counters
 
 MINUTES = 60  # that traffic counts for
 
@@ -46,10 +46,22 @@ class Quotas:
         return self.named.get(client.fingerprint, by_name)
 
 
+class Moves(Protocol):
+    """What counts a session's bytes."""
+
+    def snapshot(self) -> Counters: ...
+
+
+class Takes(Protocol):
+    """What knows the memory of a session's worker, in bytes; 0 once it has gone."""
+
+    def memory_bytes(self) -> int: ...
+
+
 @dataclass(eq=False)
 class _Session:
-    relay: Relay
-    worker: SessionWorker
+    relay: Moves
+    worker: Takes
     quota: Quota  # when it began
     started: float
     counted: int = 0  # bytes of its traffic that its account has
@@ -115,7 +127,7 @@ class Accounts:
 
     @contextmanager
     def watching(
-        self, client: Certificate | None, relay: Relay, worker: SessionWorker
+        self, client: Certificate | None, relay: Moves, worker: Takes
     ) -> Iterator[Callable[[], None]]:
         """Count a session to its client's account until it ends. Yield a check to be called all the
         while: it raises LimitError once the session, or its client, has used all that it gets.

@@ -14,6 +14,7 @@ from spu_llm.net.entrance import Entrance, Met
 WAITING = 64  # connections to known parties that have not got yet what they came for
 LINES = 20  # about strangers, within so many seconds
 LINES_S = 60.0
+UNADMITTED_BYTES = 1 << 20  # of a connection for data, until there is a session
 _LOOK_S = 0.25
 
 

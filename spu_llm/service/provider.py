@@ -27,36 +27,34 @@ from spu_llm.core.errors import (
 )
 from spu_llm.core.freed import give_back
 from spu_llm.core.settings import OWN
-from spu_llm.net import tls
 from spu_llm.net.control import Control
-from spu_llm.net.control_plane import FIRST_BYTE, ControlServer, Document
+from spu_llm.net.control_plane import ControlServer, Document
 from spu_llm.net.entrance import Entrance, Met
 from spu_llm.net.identity import Certificate, Identity
 from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import shape_of
 from spu_llm.net.stream import Metered, listen
-from spu_llm.net.tls import TlsStream
 from spu_llm.offline.object_store import FsspecStore, url_of
 from spu_llm.offline.peer_directories import directory_of, open_directory
 from spu_llm.service import agreeing, journal, listening, programs
 from spu_llm.service.admission import AdmissionControl, Admitted
 from spu_llm.service.journal import Log, Record, Session
-from spu_llm.service.limits import Accounts, Quotas
-from spu_llm.service.listening import Callers, Strangers
+from spu_llm.service.limits import Accounts, Moves, Quotas
+from spu_llm.service.listening import UNADMITTED_BYTES, Callers, Strangers
 from spu_llm.service.renewing import Renewal
 from spu_llm.service.served_models import ServedModels, loaded
 from spu_llm.service.supervisor import HANDSHAKE_S, SessionWorker, run_session
 from spu_llm.service.task import Task
-from spu_llm.service.workers import Workers, WorkersHere
+from spu_llm.service.workers import Elsewhere, Workers, WorkersHere
 from spu_llm.systems.program import Job, ProviderInputs
 from spu_llm.systems.served import ServedSystem
 
 CALL_BYTES = 8 << 20  # of a connection for calls: manifests or a document's parts, and gRPC's own
 REFUSAL_BYTES = 256 << 10  # the same, once the client has moved all that it may
-UNADMITTED_BYTES = 1 << 20  # of a connection for data, until there is a session
 DRAIN_S = 60.0  # for sessions to come to their end
 STOP_S = 10.0  # for them to tell their clients that they do not
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -157,8 +155,10 @@ def _serve(
 
         def renew(renewed: ServeOptions) -> None:
             entrance.renew(renewed.identity)
+            workers.renew(renewed.identity)
             all_.renew(renewed)
 
+        workers.listen(all_)
         on_port(listener.getsockname()[1])
         listening.listen(
             entrance,
@@ -193,7 +193,7 @@ class _Sessions:
         self._control = ControlServer()
         self._callers = Callers(self._run_and_say)
         self.start = self._callers.start
-        self.refused = Strangers(self._note_stranger).refused
+        self.refused = Strangers(self.note_stranger).refused
         self._lock = threading.Lock()
         self._stop, self._closing = threading.Event(), False
         self.over = False
@@ -209,11 +209,18 @@ class _Sessions:
                 self._closing = True
                 self._note(Record(journal.STOPPING))
                 self._control.drain()
-                self._callers.join(DRAIN_S)
+                self._join(DRAIN_S)
         finally:
             self._stop.set()
-            self._callers.join(STOP_S)
+            self._join(STOP_S)
             self._control.close()
+
+    def _join(self, seconds: float) -> None:
+        """Wait for all sessions, `seconds` at most."""
+        deadline = time.monotonic() + seconds
+        self._callers.join(seconds)
+        while self._places.running and time.monotonic() < deadline:  # on other machines
+            time.sleep(_LOOK_S)
 
     def renew(self, options: ServeOptions) -> None:
         """Run new sessions under these options, as far as they can change (`RENEWED`)."""
@@ -234,7 +241,8 @@ class _Sessions:
         words = "one client too many was sent away" if busy else f"session failed: {error}"
         self._note(journal.refused(error, words, client))
 
-    def _note_stranger(self, words: str) -> None:
+    def note_stranger(self, words: str) -> None:
+        """See `workers.Sessions`."""
         self._note(Record(journal.REFUSED, words))
 
     def _note(self, record: Record) -> None:
@@ -252,32 +260,71 @@ class _Sessions:
 
     def _run(self, met: Met) -> None:
         """Serve a connection to its end; raise what was wrong."""
-        stream = met.stream
-        if isinstance(stream, TlsStream):
-            calls = stream.protocol == tls.CONTROL
-        else:
-            calls = stream.look() == FIRST_BYTE
-        if calls:
+        if met.for_calls:
             self._answer(met)
             return
-        metered = Metered(stream, UNADMITTED_BYTES)
+        metered = Metered(met.stream, UNADMITTED_BYTES)
         relay = Relay(metered, shape_of(self._options.network), "provider")
         relay.hold_streams()
         with closing(Control(relay)) as control:
             admitted = self._entered(control, met)
-            session = Session.of(met.peer, admitted.task.program, admitted.task.agreed)
-            started, error = time.monotonic(), None
-            try:
+
+            def work(session: Session) -> None:
                 self._callers.settled(met)
                 metered.most = None  # from here on, the client's account counts
                 relay.allow_streams(programs.doors(programs.find(admitted.task.program)))
                 self._work(control, admitted, session)
-            except Exception as exc:
-                error = _as_ours(exc)
-            finally:
-                self._end_once(error)
-                self._places.leave(admitted)
-            seen = relay.snapshot()
+
+            self._run_admitted(admitted, relay, work)
+
+    def run_elsewhere(self, one: Elsewhere) -> None:
+        """See `workers.Sessions`."""
+        try:
+            admitted = self._places.enter(one.shown, one.client)
+        except PeerError as exc:
+            one.refuse(exc)
+            seen = one.snapshot()
+            self._accounts.enter(one.client, seen.wire_bytes_sent + seen.wire_bytes_received)
+            self._note_refused(exc, one.client)
+            return
+
+        def work(session: Session) -> None:
+            with self._accounts.watching(admitted.client, one, one) as watch:
+
+                def look() -> None:
+                    self._look()
+                    watch()
+
+                def begin() -> None:
+                    self._log(journal.begun(session))
+                    admitted.begin()
+
+                try:
+                    try:
+                        _check_door(admitted.task)  # the ticket may be of another port
+                    except InputError as exc:
+                        raise PeerError(str(exc)) from None
+                    one.run(session, admitted, look, begin)
+                except Exception as exc:
+                    one.refuse(_as_ours(exc))
+                    raise
+
+        self._run_admitted(admitted, one, work)
+
+    def _run_admitted(
+        self, admitted: Admitted, moves: Moves, work: Callable[[Session], None]
+    ) -> None:
+        """Run a session, whose bytes `moves` counts, by `work`, and log how it ended."""
+        session = Session.of(admitted.client, admitted.task.program, admitted.task.agreed)
+        started, error = time.monotonic(), None
+        try:
+            work(session)
+        except Exception as exc:
+            error = _as_ours(exc)
+        finally:
+            self._end_once(error)
+            self._places.leave(admitted)
+        seen = moves.snapshot()
         if isinstance(error, BusyError):
             self._note(journal.no_room(session, error))
             return
@@ -313,8 +360,10 @@ class _Sessions:
         try:
             return self._workers.start(session, admitted, look)
         except SpuLlmError as exc:
-            told = isinstance(exc, BusyError | WantedError)
-            control.bye(str(exc) if told else "the provider's worker failed", ok=False)
+            busy = isinstance(exc, BusyError)
+            told = busy or isinstance(exc, WantedError)
+            words = str(exc) if told else "the provider's worker failed"
+            control.bye(words, ok=False, busy=busy)
             raise
 
     def _entered(self, control: Control, met: Met) -> Admitted:
@@ -340,7 +389,7 @@ class _Sessions:
         except LimitError:  # which the client is to hear
             most = REFUSAL_BYTES
         metered = Metered(met.stream, most, partial(self._accounts.enter, met.peer))
-        admit = partial(self._admit, client=met.peer, own=met.own)
+        admit = partial(self._admit, client=met.peer, own=met.own, door=bool(met.door))
         tell, name = partial(self._tell, met.peer), partial(self._names, met.peer)
         self._control.serve(metered, admit, tell, name)
 
@@ -369,10 +418,11 @@ class _Sessions:
         asked: Mapping[str, object],
         client: Certificate | None,
         own: Certificate | None = None,
+        door: bool = False,
     ) -> tuple[Manifest, bytes]:
         """Compare a client's manifest with this provider's. `own`: the certificate of this provider
-        that the client has seen. Called on a thread of the control plane; what is raised goes to
-        the client.
+        that the client has seen; `door`: it asks at another machine's port. Called on a thread of
+        the control plane; what is raised goes to the client.
         """
         options = self._options
         try:
@@ -401,6 +451,8 @@ class _Sessions:
             )
             task = agreeing.task_of("provider", agreed, held, correlations, model.hints)
             job = _check(task, options)
+            if door:
+                _check_door(task)
             # It begins when the client comes: who is admitted and does not come leaves no trace.
             begin = partial(offer.begin, job)
             return stated, self._places.admit(task, client, begin, offer.writes)
@@ -435,6 +487,15 @@ def _disk(options: ServeOptions, client: Certificate | None) -> tuple[Path | Non
 def _folder(root: Path | None, client: Certificate | None) -> Path | None:
     """Return a client's own directory in `root`; without certificates all clients have one."""
     return root if root is None or client is None else directory_of(root, client.fingerprint)
+
+
+def _check_door(task: Task) -> None:
+    """Raise InputError for a session that has no place at another machine's port."""
+    if not agreeing.makes_beside(task):
+        raise InputError(
+            "this port of the provider takes sessions of producers alone (prepare or gateway, "
+            "--door); for all else connect to the port of serve --listen"
+        )
 
 
 def _as_ours(exc: Exception) -> SpuLlmError:

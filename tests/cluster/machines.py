@@ -1,4 +1,4 @@
-"""A cluster of Ray's on this machine, whose nodes stand for a provider's machines."""
+"""A cluster of Ray's on this machine, whose nodes stand for a party's machines."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def machines(count: int, stub: str | None = None, **resources: Any) -> Iterator[
     mark = uuid.uuid4().hex
     env = {MARKER: mark, "PYTHONPATH": f"{STUB}:{ROOT}", "RAY_USAGE_STATS_ENABLED": "0"}
     env |= {} if stub is None else {"SPU_LLM_STUB": stub}
-    head = {"num_cpus": 0, "include_dashboard": False} | _OBJECTS
+    objects = {name: resources.get(name, size) for name, size in _OBJECTS.items()}
+    head = {"num_cpus": 0, "include_dashboard": False} | objects
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)

@@ -5,24 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from models.family import logits
-from models.hf import load_model
-from models.tokenizer import Tokenizer
+from spu_llm.cluster.connection import joined
 from spu_llm.offline.files import RESULTS
 from spu_llm.offline.object_store import keep_in
 from tests.cluster.machines import Machines, machines
+from tests.cluster.preparing import NEW, PROMPT, completed, greedy, prepare
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S, RUN_S, eventually
-from tests.kit.processes import Command, Start
-
-PROMPT, NEW = "def read(", 3
-REQUEST = ["--max-new-tokens", str(NEW), "--standard", "--temperature", "0"]
+from tests.kit.processes import Start
 
 
 @pytest.fixture(scope="module")
@@ -34,35 +27,6 @@ def nodes() -> Iterator[Machines]:
 @pytest.fixture
 def port(start: Start, pair: Pair, tmp_path: Path) -> int:
     return start(*pair.serve("--pool", str(tmp_path / "provider"))).until_listening()
-
-
-def prepare(
-    start: Start, pair: Pair, port: int, pool: Path, nodes: Machines, *more: str
-) -> Command:
-    return start(
-        "prepare",
-        *("--server", f"127.0.0.1:{port}", "--insecure", "--pool", str(pool)),
-        *("--draft-model", str(pair.public), "--prompt", PROMPT, *REQUEST),
-        *("--ray", nodes.address, "--pairs", "2", *more),
-    )
-
-
-def completed(start: Start, pair: Pair, port: int, pool: Path, file: Path) -> dict[str, Any]:
-    """Return the result of a completion that takes what was prepared."""
-    options = ["--prompt", PROMPT, "--pool", str(pool), "--json", str(file), *REQUEST]
-    client = start(*pair.generate(port, *options))
-    assert client.wait(RUN_S) == 0, client.stderr
-    result: dict[str, Any] = json.loads(file.read_text())
-    return result
-
-
-def greedy(pair: Pair) -> list[int]:
-    """Return the private model's own continuation, in plaintext."""
-    config, params = load_model(pair.private)
-    tokens = Tokenizer.load(pair.public).encode(PROMPT)
-    for _ in range(NEW):
-        tokens.append(int(np.argmax(logits(params, config, jnp.asarray(tokens))[-1])))
-    return tokens[-NEW:]
 
 
 def test_a_completion_takes_what_pairs_made(
@@ -122,6 +86,33 @@ def test_both_parties_here_need_no_cluster(start: Start, pair: Pair, tmp_path: P
     where = ["--model", str(pair.private), "--pool", str(tmp_path / "pool")]
     client = start("prepare", *where, "--prompt", PROMPT, "--ray", "127.0.0.1:1")
     client.assert_failed(2, "give --server HOST:PORT", within_s=END_S)
+
+
+class Idle:
+    """Takes a core."""
+
+    def ready(self) -> None:
+        """Return once there is one."""
+
+
+@pytest.mark.slow
+def test_a_pair_without_room_at_the_provider_does_not_fail(
+    start: Start, pair: Pair, nodes: Machines, tmp_path: Path
+) -> None:
+    """It is dealt again, as one that finds no place: here to nobody."""
+    with machines(1) as of_provider, joined(of_provider.address) as ray:
+        serve = pair.serve("--pool", str(tmp_path / "provider"), "--ray", of_provider.address)
+        server = start(*serve, "--jobs", "1")
+        assert eventually(lambda: "serving " in server.stdout, RUN_S)
+        line = next(one for one in server.stdout.splitlines() if one.startswith("serving "))
+        idle = ray.remote(num_cpus=1)(Idle).remote()
+        ray.get(idle.ready.remote())
+        client = prepare(
+            start, pair, int(line.rpartition(":")[2]), tmp_path / "client", nodes, "--pairs", "1"
+        )
+        words = "made anything: no machine of the provider has room for a session"
+        client.assert_failed(1, words, within_s=RUN_S)
+        assert "failed" not in client.stderr
 
 
 @pytest.mark.slow

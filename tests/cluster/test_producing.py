@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,15 @@ from hypothesis import strategies as st
 
 from spu_llm.api.events import Event, Making
 from spu_llm.cluster.connection import joined
-from spu_llm.cluster.producer import Producer, ProviderAddress, WorkEnded
+from spu_llm.cluster.producer import ProviderAddress, WorkEnded
 from spu_llm.cluster.producing import ClusterProducers, dealt
 from spu_llm.core.errors import PeerError, PoolError, WantedError
-from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT
 from spu_llm.offline import inbox
 from spu_llm.offline.durable import open_folder
-from spu_llm.offline.files import INBOX
 from spu_llm.offline.inbox import Parcel
-from spu_llm.offline.pool import Pool
-from spu_llm.systems.decoding.records import MAX_BESIDE, Ahead, PrepareRequest
+from spu_llm.systems.decoding.records import MAX_BESIDE, Ahead
 from tests.cluster.machines import Machines, machines
-from tests.kit.dealing import TRIPLE
-
-REQUEST = PrepareRequest(5, 7, 2, 0.5, steps=3)
-WAY = ProviderAddress("127.0.0.1", 1, "local", None, None, "", b"0" * 32)
+from tests.cluster.stub_producers import REQUEST, Stub, arrived, make
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=8), st.integers(1, 40))
@@ -62,37 +55,6 @@ def time_for_all_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def cluster(nodes: Machines) -> Iterator[tuple[Any, str]]:
     with joined(nodes.address) as ray:
         yield ray, nodes.address
-
-
-class Stub(Producer):
-    """Makes as many batches as it is asked for, of one party's words that nobody else has."""
-
-    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | WorkEnded]:
-        for number in range(sum(request.batches)):
-            self.before(number)
-            yield _parcel(Path(os.environ["TMPDIR"]) if "TMPDIR" in os.environ else Path("/tmp"))
-        yield WorkEnded({"traffic": {}, "batches": sum(request.batches)})
-
-    def before(self, number: int) -> None:
-        """Do what comes before a batch."""
-
-
-def _parcel(at: Path) -> Parcel:
-    """Return a batch of words that say nothing."""
-    folder = at / f"stub-{os.urandom(8).hex()}"
-    open_folder(folder)
-    pool = Pool(CLIENT, Prg.from_os(), _results, session=os.urandom(16))
-    made = pool.make(TRIPLE)
-    inbox.put(folder, made.label, made.key, made.results)
-    (parcel,) = inbox.hand_over(folder)
-    return parcel
-
-
-def _results(correlation: Any, masks: Sequence[Any]) -> list[Any]:
-    import numpy as np
-
-    shapes = [part.shape for part in correlation.results]
-    return [np.zeros((correlation.chunk, *shape), np.uint64) for shape in shapes]
 
 
 class Dying(Stub):
@@ -128,31 +90,21 @@ class Failing(Stub):
         yield WorkEnded(error="nothing comes")
 
 
+class OneWay(Stub):
+    """The provider is reached on the first way alone."""
+
+    def made(self, request: Ahead, digest: str | None) -> Iterator[Parcel | WorkEnded]:
+        if self._way.port == 1:
+            yield from super().made(request, digest)
+        else:
+            yield WorkEnded(error=f"nobody at {self._way.port}")
+
+
 class Slow(Stub):
     """A batch takes a while."""
 
     def before(self, number: int) -> None:
         time.sleep(0.3)
-
-
-def make(
-    cluster: tuple[Any, str],
-    kind: type[Producer],
-    folder: Path,
-    lacking: Sequence[int],
-    mark: Path | None = None,
-    look: Any = lambda: None,
-    pairs: int = 2,
-) -> tuple[Any, list[Event]]:
-    open_folder(folder)
-    way = ProviderAddress(str(mark), 1, "local", None, None, "", b"0" * 32)
-    heard: list[Event] = []
-    producers = ClusterProducers(*cluster, way, pairs, kind)
-    return producers.make(REQUEST, None, lacking, folder, heard.append, look), heard
-
-
-def arrived(folder: Path) -> int:
-    return len(list((folder / INBOX).glob("*/*")))
 
 
 def test_all_that_lacks_comes(cluster: tuple[Any, str], tmp_path: Path) -> None:
@@ -174,6 +126,22 @@ def test_whom_the_provider_has_no_place_for_rests(cluster: tuple[Any, str], tmp_
     made, heard = make(cluster, Busy, tmp_path / "peer", (12,), tmp_path / "mark")
     assert made.batches == arrived(tmp_path / "peer") == 12
     assert "failed" not in str(heard)
+
+
+def test_a_way_that_comes_to_nothing_is_left_out(cluster: tuple[Any, str], tmp_path: Path) -> None:
+    open_folder(tmp_path / "peer")
+    ways = [ProviderAddress("", port, "local", None, None, "", b"0" * 32) for port in (1, 2)]
+    producers = ClusterProducers(*cluster, ways, 2, OneWay)
+    came, failed = [], []
+    for lacking in (12, 6):
+        heard: list[Event] = []
+        made = producers.make(
+            REQUEST, None, (lacking,), tmp_path / "peer", heard.append, lambda: None
+        )
+        came.append(made.batches)
+        failed.append(str(heard).count("nobody at 2"))
+    assert came[0] < 12 and came[1] == 6
+    assert failed == [1, 0]
 
 
 def test_where_nothing_comes_the_reason_is_told(cluster: tuple[Any, str], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from experiments.watermark.plan import WatermarkPlan  # noqa: E402
 from spu_llm.app import cli  # noqa: E402
 from spu_llm.core.errors import InputError, SpuLlmError  # noqa: E402
 from spu_llm.core.machine import machine  # noqa: E402
-from tests.cluster.cores import cluster_of, lose  # noqa: E402
+from tests.cluster.machines import machines  # noqa: E402
 from tests.kit.models import make_pair  # noqa: E402
 
 Row = dict[str, Any]
@@ -77,8 +77,8 @@ def without_machine(rows: list[Row]) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with cluster_of(1, 1) as cluster:
-        yield cluster.address
+    with machines(2) as nodes:
+        yield nodes.address
 
 
 def test_a_cluster_measures_the_same_rows_in_their_order(address: str, tmp_path: Path) -> None:
@@ -170,15 +170,14 @@ def test_the_command_says_what_is_wrong(
 def test_a_study_is_the_same_when_a_machine_is_lost(tmp_path: Path) -> None:
     pair, plan = make_pair(tmp_path), WatermarkPlan(temperatures=(1.0,), texts=4, tokens=20)
     here = drawing.measure(*pair, plan, lambda words: None)
-    with cluster_of(1) as cluster:
-        other = cluster.add_node(num_cpus=1, object_store_memory=100 * 1024 * 1024)
+    with machines(2) as nodes:
         rows: list[int] = []
 
         def keep(result: Row) -> None:
             rows.append(len(result["rows"]))
             if len(rows) == 3:
-                lose(cluster, other)
+                nodes.lose(nodes.nodes[0])
 
-        there = drawing.measure(*pair, plan, lambda words: None, keep, (), cluster.address)
+        there = drawing.measure(*pair, plan, lambda words: None, keep, (), nodes.address)
     assert rows == list(range(1, len(drawing.WAYS) + 1))
     assert without_machine(there["rows"]) == here["rows"]

@@ -16,17 +16,18 @@ pytest.importorskip("ray")
 from spu_llm.cluster import tasks  # noqa: E402
 from spu_llm.cluster.connection import joined  # noqa: E402
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError  # noqa: E402
-from tests.cluster.cores import cluster_of, lose  # noqa: E402
+from tests.cluster.machines import machines  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Callable[..., list[tuple[int, Any]]]]:
     """Yield what runs calls on a cluster of a machine with two cores and one with one."""
-    with cluster_of(2, 1) as cluster:
+    with machines(1) as nodes:
+        nodes.add(num_cpus=2)
 
         def all_of(calls: list[tasks.Call], alone: bool = False) -> list[tuple[int, Any]]:
-            with joined(cluster.address) as ray:
-                return list(tasks.as_finished(ray, cluster.address, calls, alone=alone))
+            with joined(nodes.address) as ray:
+                return list(tasks.as_finished(ray, nodes.address, calls, alone=alone))
 
         yield all_of
 
@@ -113,25 +114,24 @@ def test_other_tasks_have_a_core_each(run: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("alone", [False, True])
 def test_work_of_a_lost_machine_is_done_elsewhere(alone: bool) -> None:
-    with cluster_of(1) as cluster, joined(cluster.address) as ray:
-        other = cluster.add_node(num_cpus=1, object_store_memory=100 * 1024 * 1024)
+    with machines(2) as nodes, joined(nodes.address) as ray:
         calls = [partial(_slept, 2.0)] * 6
         actual = {}
-        for number, (machine, _, _) in tasks.as_finished(ray, cluster.address, calls, alone=alone):
+        for number, (machine, _, _) in tasks.as_finished(ray, nodes.address, calls, alone=alone):
             assert number not in actual
             actual[number] = machine
             if len(actual) == 2:
                 assert len(set(actual.values())) == 2
-                lose(cluster, other)
+                nodes.lose(nodes.nodes[0])
         assert sorted(actual) == list(range(6))
 
 
 @pytest.mark.slow
 def test_a_lost_head_ends_the_work_in_one_line() -> None:
-    with cluster_of(2) as cluster, joined(cluster.address) as ray:
+    with machines(1, num_cpus=2) as nodes, joined(nodes.address) as ray:
         with pytest.raises(PeerError, match="the head of the cluster at .* is lost") as raised:
             for _ in tasks.as_finished(
-                ray, cluster.address, [partial(_slept, s) for s in (0.1, 30.0)]
+                ray, nodes.address, [partial(_slept, s) for s in (0.1, 30.0)]
             ):
-                cluster.head_node.kill_gcs_server(check_alive=False)
+                nodes.lose_head()
         assert "\n" not in str(raised.value)

@@ -23,8 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spu_llm.net.control_plane import FIRST_BYTE
-from spu_llm.net.frames import HEADER_BYTES, PREAMBLE
+from spu_llm.net.frames import CALLS_BYTE, HEADER_BYTES, PREAMBLE
 
 FATAL = (
     "drop-before",
@@ -177,7 +176,7 @@ class _Messages:
         self._rest += data
         if self._size is None:
             self._size = _of_plain if self._rest.startswith(PREAMBLE[:1]) else _of_tls
-            if self._rest[:1] in (FIRST_BYTE, b"\0"):
+            if self._rest[:1] in (CALLS_BYTE, b"\0"):
                 self._size = len
         collected = []
         while self._rest and len(self._rest) >= (size := self._size(self._rest)):

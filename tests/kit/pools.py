@@ -1,4 +1,4 @@
-"""A client's pool directory on disk, filled without SPU and without a provider."""
+"""Pool directories on disk: filled without SPU and without a provider, and looked into."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
+from spu_llm.offline.files import HALF, INBOX, batch_folders, load
 from spu_llm.offline.peer_directories import open_directory, party_directories, peer_folders
 from spu_llm.offline.pool import Pool
 from tests.kit.dealing import TRIPLE, zeros
@@ -39,3 +40,18 @@ def use_up(directory: Path, units: int) -> None:
     (party,) = party_directories(directory)[:1]
     with session(party) as pool:
         pool.take(TRIPLE, units)
+
+
+def batches(directory: Path, inbox: bool = False) -> dict[str, int]:
+    """Return the units that are used of each batch, by its id, of all peers of a party's directory
+    (a provider's: of all certificates): those in the pool, or those in the inbox.
+    """
+    return {
+        path.name: load(path)[1].used
+        for party in party_directories(directory)
+        for folder in peer_folders(party)
+        for place in (folder / INBOX if inbox else folder,)
+        if place.is_dir()
+        for path in batch_folders(place)
+        if not HALF.fullmatch(path.name)
+    }

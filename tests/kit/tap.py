@@ -7,8 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from spu_llm.net.control_plane import FIRST_BYTE
-from spu_llm.net.frames import PREAMBLE, FrameParser, Kind, encode
+from spu_llm.net.frames import CALLS_BYTE, PREAMBLE, FrameParser, Kind, encode
 
 Spoil = Callable[[bytes], bytes]
 
@@ -69,7 +68,7 @@ class Tap:
 
     def _meet(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            calls = client.recv(1, socket.MSG_PEEK) == FIRST_BYTE
+            calls = client.recv(1, socket.MSG_PEEK) == CALLS_BYTE
             provider = socket.create_connection(("127.0.0.1", self._provider_port))
             self._socks.append(provider)
             carry = self._call if calls else self._carry

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from spu_llm.core.errors import PeerError, WireError
+from spu_llm.core.errors import BusyError, PeerError, WireError
 from spu_llm.net.control import BYE_WAIT_S, Bye, Control
 from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
 from spu_llm.net.shaping import NetworkShape
@@ -59,6 +59,25 @@ def test_peer_that_refuses_without_a_ticket(bench: Bench) -> None:
     bye = b'{"type": "bye", "reason": "busy\\u001b[2J", "ok": false}'
     raw.sendall(PREAMBLE + encode(Frame(Kind.CONTROL, 0, bye)))
     with pytest.raises(PeerError, match=r"the peer ended the session: busy␛\[2J"):
+        control.take_ticket(SOON_S)
+
+
+def test_a_goodbye_for_lack_of_room_is_busy(bench: Bench) -> None:
+    pair = bench.controls()
+    open_both(pair)
+    client, provider = pair
+    provider.bye("no room", ok=False, busy=True)
+    assert client.ended.wait(SOON_S)
+    with pytest.raises(BusyError, match="^no room$"):
+        client.check()
+
+
+@pytest.mark.parametrize("more", [b'"ok": true, "busy": true', b'"ok": false, "busy": 1'])
+def test_a_goodbye_is_busy_or_well(bench: Bench, more: bytes) -> None:
+    raw, control = bench.raw_peer()
+    bye = b'{"type": "bye", "reason": "", ' + more + b"}"
+    raw.sendall(PREAMBLE + encode(Frame(Kind.CONTROL, 0, bye)))
+    with pytest.raises(WireError, match="malformed"):
         control.take_ticket(SOON_S)
 
 

@@ -25,7 +25,7 @@ from spu_llm.net.identity import CERTIFICATE
 from spu_llm.net.manifest import with_nonce
 from spu_llm.net.stream import listen
 from spu_llm.net.uplink import Counters
-from spu_llm.service import agreeing, limits, provider
+from spu_llm.service import agreeing, limits, listening, provider
 from spu_llm.service.admission import AdmissionControl
 from spu_llm.service.client import Server, connected
 from spu_llm.service.limits import Accounts, Quota, Quotas
@@ -342,7 +342,7 @@ def test_before_a_session_a_connection_moves_little(calling: tuple[Sessions, Any
     ping = encode(Frame(Kind.CONTROL, 0, b'{"type": "ping", "progress": 0}'))
     with closing(stream), pytest.raises(PeerError):
         stream.send_all(PREAMBLE)
-        for _ in range(20 * provider.UNADMITTED_BYTES // len(ping) // 1000):
+        for _ in range(20 * listening.UNADMITTED_BYTES // len(ping) // 1000):
             stream.send_all(1000 * ping)
         while stream.recv_some(1 << 16):
             pass
@@ -353,7 +353,7 @@ def test_before_a_session_a_connection_moves_little(calling: tuple[Sessions, Any
         return sum(account.traffic_bytes(time.monotonic()) for account in accounts)
 
     assert eventually(lambda: counted() > 0, END_S)
-    assert counted() < 2 * provider.UNADMITTED_BYTES
+    assert counted() < 2 * listening.UNADMITTED_BYTES
 
 
 def test_clients_with_nothing_to_count_are_forgotten(later: Callable[[float], None]) -> None:

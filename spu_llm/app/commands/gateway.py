@@ -25,6 +25,7 @@ from spu_llm.app.options import (
     add_session_options,
     address,
     check_pairs,
+    doors_of,
     provider_of,
 )
 from spu_llm.app.printing import show
@@ -195,7 +196,7 @@ def _begin_stocking(
     client = next(iter(clients.values()))
     stocking.check(client.provider.server, options.pool, len(clients), ahead)
     assert ahead is not None
-    stocking.begin(client, asked, ahead, options.ray, options.pairs, show)
+    stocking.begin(client, asked, ahead, options.ray, options.pairs, doors_of(options), show)
 
 
 def _clients(options: argparse.Namespace) -> dict[str, Client]:

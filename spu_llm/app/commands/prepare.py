@@ -22,6 +22,7 @@ from spu_llm.app.options import (
     add_served_model,
     add_session_options,
     check_pairs,
+    doors_of,
     megabytes,
     provider_of,
 )
@@ -147,7 +148,7 @@ def _producers(
         return nullcontext()
     from spu_llm.cluster.producing import on_cluster
 
-    return on_cluster(options.ray, provider.server, provider.pool, options.pairs)
+    return on_cluster(options.ray, provider.server, provider.pool, options.pairs, doors_of(options))
 
 
 def _timed(line: str) -> str:
