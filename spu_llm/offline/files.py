@@ -35,8 +35,16 @@ from spu_llm.core.prg import KEY_BYTES
 from spu_llm.offline.access import check, failures, take_lock
 from spu_llm.offline.contents import damaged, header, read_rows, sealed, unsealed
 from spu_llm.offline.durable import creating, open_folder, opened, replacing, sync_folder
-from spu_llm.offline.sealed_objects import AT_ONCE, OBJECT_NAME, ObjectStore, Opener, seal, unseal
 from spu_llm.offline.sealed_objects import KEY_BYTES as OBJECT_KEY_BYTES
+from spu_llm.offline.sealed_objects import (
+    MAX_OBJECT_BYTES,
+    OBJECT_NAME,
+    ObjectStore,
+    Opener,
+    in_groups,
+    seal,
+    unseal,
+)
 
 FORMAT = 3
 IN_USE = "is in use by another session"  # what a second one is told of a directory
@@ -141,7 +149,8 @@ class Files:
         """Remove the batch, which is gone from one moment to the next."""
         opener = self.opener()
         discard(self.folder)
-        self._drop_object(opener)
+        if opener is not None:
+            drop_objects(self._objects, [opener])
 
     def size(self) -> int:
         """Return the bytes of the batch's files, and of its object."""
@@ -154,34 +163,27 @@ class Files:
         return None if (path := stored_in(self.folder)) is None else _opener(path)
 
     def take_back(self, opener: Opener, data: bytes | None, state: State) -> bool:
-        """Put results out of their object `data` into this folder, and forget how it is opened.
-        Return whether that could be: an object that is gone, or another one, is a batch that is
-        lost, and removed.
+        """Put results out of their object `data` into this folder, and forget how it is opened,
+        which leaves the object to be removed. Return whether that could be: an object that is gone,
+        or another one, is a batch that is lost, and removed.
         """
         content = unseal(opener, data)
         if content is None:
-            self.remove()
+            discard(self.folder)
             return False
         with failures(self.folder):
             with replacing(self.folder / RESULTS) as file:
                 file.write(content)
             self._wipe(0, state.index)
-            self._forget(opener)
+            self._forget()
         return True
 
-    def _forget(self, opener: Opener) -> None:
+    def _forget(self) -> None:
         """Forget how the object is opened that had the results, which are in this folder now."""
         path = stored_in(self.folder, beside=True)
         if path is not None:
             path.unlink()
             sync_folder(self.folder)
-        self._drop_object(opener)
-
-    def _drop_object(self, opener: Opener | None) -> None:
-        """Remove an object that nobody can open any more, where the storage lets it."""
-        if opener is not None and self._objects is not None:
-            with suppress(PoolError):
-                self._objects.remove(opener.name)
 
     def clean(self, state: State) -> None:
         """Finish what a session that died had begun."""
@@ -192,7 +194,9 @@ class Files:
             if (path := stored_in(self.folder, beside=True)) is not None:
                 if not (self.folder / RESULTS).exists():
                     return
-                self._forget(_opener(path))
+                opener = _opener(path)
+                self._forget()
+                drop_objects(self._objects, [opener])
             self._wipe(0, state.index)
 
     def _write_state(self, state: State) -> None:
@@ -267,26 +271,36 @@ def bring(batches: Sequence[tuple[Files, State]]) -> None:
     folders, if they are not there; batches are of one directory. PoolError when some are lost, or
     the storage fails.
     """
-    away = [
-        (files, opener, state) for files, state in batches if (opener := files.opener()) is not None
-    ]
-    lost = 0
-    for start in range(0, len(away), AT_ONCE):
-        some = away[start : start + AT_ONCE]
-        objects = some[0][0]._objects
-        if objects is None:
-            raise PoolError(
-                f"the results of {some[0][0].folder} are in object storage, and no file "
-                f"{STORE_FILE!r} of the pool says where"
-            )
-        contents = objects.get([opener.name for _, opener, _ in some])
-        for (files, opener, state), data in zip(some, contents, strict=True):
+    away = {
+        opener: (files, state) for files, state in batches if (opener := files.opener()) is not None
+    }
+    if not away:
+        return
+    first = next(iter(away.values()))[0]
+    objects, lost = first._objects, 0
+    if objects is None:
+        raise PoolError(
+            f"the results of {first.folder} are in object storage, and no file {STORE_FILE!r} of "
+            "the pool says where"
+        )
+    for group in in_groups(away):
+        contents = objects.get([(opener.name, opener.nbytes) for opener in group])
+        for opener, data in zip(group, contents, strict=True):
+            files, state = away[opener]
             lost += not files.take_back(opener, data, state)
+        drop_objects(objects, group)
     if lost:
         raise PoolError(
-            f"object storage has lost the results of batches of {away[0][0].folder.parent.parent}: "
+            f"object storage has lost the results of batches of {first.folder.parent.parent}: "
             f"{lost} of {len(away)}; they are removed, and the next session goes on without them"
         )
+
+
+def drop_objects(objects: ObjectStore | None, openers: Sequence[Opener]) -> None:
+    """Remove objects that nobody can open any more, where the storage lets it."""
+    if objects is not None:
+        with suppress(PoolError):
+            objects.remove([opener.name for opener in openers])
 
 
 def store(
@@ -296,27 +310,37 @@ def store(
     state: State,
     objects: ObjectStore | None = None,
 ) -> Path:
-    """Store a batch below `directory`, its results in `objects` if there are any: after a crash it
-    is there whole, or not at all. Return its folder.
+    """Store a batch below `directory`, its results in `objects` if there are any that take so much:
+    after a crash it is there whole, or not at all. Return its folder.
     """
+    content = io.BytesIO()
+    np.save(content, results, allow_pickle=False)
+    opener: Opener | None = None
+    if objects is not None:
+        opener, data = seal(content.getvalue())
+        if opener.nbytes > MAX_OBJECT_BYTES:
+            opener = None
+        else:
+            objects.put(opener.name, data)
 
     def write(made: Path) -> None:
-        content = io.BytesIO()
-        np.save(content, results, allow_pickle=False)
-        if objects is None:
+        if opener is None:
             with creating(made / RESULTS) as file:
                 file.write(content.getbuffer())
         else:
-            opener, data = seal(content.getvalue())
-            objects.put(opener.name, data)
-            with creating(made / f"stored-{len(data)}.json") as file:
+            with creating(made / f"stored-{opener.nbytes}.json") as file:
                 file.write(sealed({"object": opener.name, "key": opener.key.hex()}))
         with creating(made / "meta.json") as file:
             file.write(sealed({"format": FORMAT, **asdict(label)}))
         with creating(made / "state.json") as file:
             file.write(_state_bytes(label, state))
 
-    return _stored(directory / _folder_name(label.name), label.id, write)
+    try:
+        return _stored(directory / _folder_name(label.name), label.id, write)
+    except BaseException:
+        if opener is not None:
+            drop_objects(objects, [opener])
+        raise
 
 
 def store_files(directory: Path, kind: str, name: str, contents: Mapping[str, bytes]) -> Path:
@@ -452,10 +476,15 @@ def load(path: Path, name: str | None = None) -> tuple[Label, State]:
         fits = False
     if not fits:
         raise damaged(path / "state.json")
-    if (stored := stored_in(path)) is None:
+    if (stored := stored_in(path)) is not None:
+        try:
+            _opener(stored)
+        except PoolError:
+            if stored_in(path) is not None:
+                raise
+            stored = None  # a session has just taken the results back
+    if stored is None:
         read_rows(path / RESULTS, (label.units, label.words), (0, 0))
-    else:
-        _opener(stored)
     return label, state
 
 
@@ -479,7 +508,7 @@ def object_bytes(name: str) -> int:
 def _opener(path: Path) -> Opener:
     fields = unsealed(path)
     try:
-        opener = Opener(fields["object"], bytes.fromhex(fields["key"]))
+        opener = Opener(fields["object"], object_bytes(path.name), bytes.fromhex(fields["key"]))
         fits = OBJECT_NAME.fullmatch(opener.name) and len(opener.key) == OBJECT_KEY_BYTES
     except (KeyError, TypeError, ValueError):
         fits = None

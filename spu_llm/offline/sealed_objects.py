@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,9 +17,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 OBJECT_NAME = re.compile(r"[0-9a-f]{32}")
-MAX_OBJECT_BYTES = (32 << 20) + 16  # a batch's largest file, sealed
+MAX_OBJECT_BYTES = 64 << 20
 KEY_BYTES = 32
-AT_ONCE = 16  # objects that are fetched beside one another
+AT_ONCE = 16  # objects that are fetched beside one another, of MAX_OBJECT_BYTES in all
 # A key seals one object, so that one nonce serves them all.
 _NONCE = bytes(12)
 
@@ -32,25 +32,29 @@ class ObjectStore(Protocol):
     def put(self, name: str, data: bytes) -> None:
         """Store an object."""
 
-    def get(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return objects, AT_ONCE of them at most; None for each that is not there."""
+    def get(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        """Return objects by their names and sizes, AT_ONCE of them at most; None for each that is
+        not there, and other bytes for one of another size.
+        """
 
-    def remove(self, name: str) -> None:
-        """Remove an object, if it is there."""
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects, AT_ONCE of them at most, if they are there."""
 
 
 @dataclass(frozen=True)
 class Opener:
-    """What opens an object: its name, and the key (AES-256-GCM) that sealed it alone."""
+    """What opens an object: its name and size, and the key (AES-256-GCM) that sealed it alone."""
 
     name: str
+    nbytes: int
     key: bytes = field(repr=False)
 
 
 def seal(data: bytes) -> tuple[Opener, bytes]:
     """Seal data under a fresh key: return what opens the object, and the object."""
-    opener = Opener(secrets.token_hex(16), AESGCM.generate_key(8 * KEY_BYTES))
-    return opener, AESGCM(opener.key).encrypt(_NONCE, data, opener.name.encode())
+    name, key = secrets.token_hex(16), AESGCM.generate_key(8 * KEY_BYTES)
+    sealed = AESGCM(key).encrypt(_NONCE, data, name.encode())
+    return Opener(name, len(sealed), key), sealed
 
 
 def unseal(opener: Opener, data: bytes | None) -> bytes | None:
@@ -61,3 +65,16 @@ def unseal(opener: Opener, data: bytes | None) -> bytes | None:
         return AESGCM(opener.key).decrypt(_NONCE, data, opener.name.encode())
     except InvalidTag:
         return None
+
+
+def in_groups(openers: Iterable[Opener]) -> Iterator[list[Opener]]:
+    """Yield what is fetched at once: AT_ONCE objects at most, and MAX_OBJECT_BYTES or one."""
+    group: list[Opener] = []
+    for opener in openers:
+        size = sum(one.nbytes for one in group) + opener.nbytes
+        if group and (len(group) == AT_ONCE or size > MAX_OBJECT_BYTES):
+            yield group
+            group = []
+        group.append(opener)
+    if group:
+        yield group

@@ -4,7 +4,8 @@ A confined worker has neither the storage's credentials nor its packages. It ask
 name over a socket, and its supervisor fetches, stores and removes them in the folder of this
 session's peer, and nowhere else.
 
-    request     {"do": "put" | "get" | "remove", "names": [...], "bytes": [...]}, then the objects
+    request     {"do": "put" | "get" | "remove", "names": [...], "bytes": [...]}; in a put then the
+                object
     answer      {"error": null | "...", "bytes": [...]}, then the objects; null for one not there
 
 JSON after its length, 4 bytes big-endian.
@@ -25,6 +26,7 @@ from spu_llm.offline.sealed_objects import AT_ONCE, MAX_OBJECT_BYTES, OBJECT_NAM
 PATIENCE_S = 75.0  # of a worker; the storage has less (`object_store.ANSWER_S`)
 _LENGTH = 4
 _JSON_BYTES = 1 << 14
+_ERROR = 500  # of characters, of an error
 _PUT, _GET, _REMOVE = "put", "get", "remove"
 
 
@@ -48,22 +50,25 @@ class StoreDoor:
             while True:
                 asked = _receive_json(self._end)
                 do, names = _request(asked)
-                content = [_receive(self._end, size) for size in _sizes(asked, do)]
+                sizes = _sizes(asked, do, len(names))
+                content = [_receive(self._end, size) for size in sizes if do == _PUT]
                 try:
-                    got = self._done(do, names, content)
+                    got = self._done(do, names, sizes, content)
                 except PoolError as exc:
-                    _send(self._end, {"error": str(exc), "bytes": []}, [])
+                    _send(self._end, {"error": str(exc)[:_ERROR], "bytes": []}, [])
                     continue
-                sizes = [None if data is None else len(data) for data in got]
-                _send(self._end, {"error": None, "bytes": sizes}, [d for d in got if d])
+                came = [None if data is None else len(data) for data in got]
+                _send(self._end, {"error": None, "bytes": came}, [d for d in got if d])
 
-    def _done(self, do: str, names: list[str], content: list[bytes]) -> list[bytes | None]:
+    def _done(
+        self, do: str, names: list[str], sizes: list[int], content: list[bytes]
+    ) -> list[bytes | None]:
         if do == _GET:
-            return self._objects.get(names)
+            return self._objects.get(list(zip(names, sizes, strict=True)))
         if do == _PUT:
             self._objects.put(names[0], content[0])
         else:
-            self._objects.remove(names[0])
+            self._objects.remove(names)
         return []
 
 
@@ -77,24 +82,26 @@ class StoreBehindDoor:
 
     def put(self, name: str, data: bytes) -> None:
         """See `ObjectStore.put`."""
-        self._ask(_PUT, [name], [data])
+        self._ask(_PUT, [name], [len(data)], [data])
 
-    def get(self, names: Sequence[str]) -> list[bytes | None]:
+    def get(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
         """See `ObjectStore.get`."""
-        return self._ask(_GET, list(names), [])
+        return self._ask(_GET, [name for name, _ in wanted], [size for _, size in wanted])
 
-    def remove(self, name: str) -> None:
+    def remove(self, names: Sequence[str]) -> None:
         """See `ObjectStore.remove`."""
-        self._ask(_REMOVE, [name], [])
+        self._ask(_REMOVE, list(names), [])
 
-    def _ask(self, do: str, names: list[str], content: list[bytes]) -> list[bytes | None]:
-        asked = {"do": do, "names": names, "bytes": [len(data) for data in content]}
+    def _ask(
+        self, do: str, names: list[str], sizes: list[int], content: Sequence[bytes] = ()
+    ) -> list[bytes | None]:
+        asked = {"do": do, "names": names, "bytes": sizes}
         try:
             with self._lock:
                 _send(self._end, asked, content)
                 answer = _receive_json(self._end)
                 got = [None if n is None else _receive(self._end, n) for n in answer["bytes"]]
-        except OSError:
+        except (OSError, ValueError):
             self._end.close()  # a late answer must not pass for another one
             raise PoolError("object storage of the pool does not answer") from None
         if answer["error"] is not None:
@@ -107,20 +114,23 @@ def _request(asked: Any) -> tuple[str, list[str]]:
     if not isinstance(asked, dict):
         raise ValueError
     do, names = asked.get("do"), asked.get("names")
-    most = {_PUT: 1, _REMOVE: 1, _GET: AT_ONCE}.get(do, 0) if isinstance(do, str) else 0
+    most = {_PUT: 1, _REMOVE: AT_ONCE, _GET: AT_ONCE}.get(do, 0) if isinstance(do, str) else 0
     if not isinstance(names, list) or not 1 <= len(names) <= most:
         raise ValueError
     if not all(isinstance(name, str) and OBJECT_NAME.fullmatch(name) for name in names):
+        raise ValueError
+    if len(set(names)) < len(names):
         raise ValueError
     assert isinstance(do, str)
     return do, names
 
 
-def _sizes(asked: dict[str, Any], do: str) -> list[int]:
+def _sizes(asked: dict[str, Any], do: str, names: int) -> list[int]:
+    """Return the sizes of objects in a request, MAX_OBJECT_BYTES at most in all."""
     sizes = asked.get("bytes")
-    if not isinstance(sizes, list) or len(sizes) != (1 if do == _PUT else 0):
+    if not isinstance(sizes, list) or len(sizes) != (0 if do == _REMOVE else names):
         raise ValueError
-    if not all(type(size) is int and 0 < size <= MAX_OBJECT_BYTES for size in sizes):
+    if not all(type(size) is int and size > 0 for size in sizes) or sum(sizes) > MAX_OBJECT_BYTES:
         raise ValueError
     return sizes
 

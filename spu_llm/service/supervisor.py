@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -164,7 +165,11 @@ class Worker:
         start = Start(
             program, theirs.fileno(), _names(reads), _names(writes), _names(lists), confined, *doors
         )
-        with theirs:
+        with theirs, ExitStack() as undone:
+            undone.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            undone.callback(self._channel.close)
+            if self._door is not None:
+                undone.callback(self._door.close)
             self._process = subprocess.Popen(
                 [*python_command("spu_llm.service.worker"), start.argument()],
                 stdin=subprocess.PIPE,
@@ -174,6 +179,7 @@ class Worker:
                 env=_environment() | {"TMPDIR": self._folder},
                 start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
             )
+            undone.pop_all()
         if self._door is not None:
             self._door.theirs.close()
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()

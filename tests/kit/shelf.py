@@ -20,14 +20,16 @@ class Shelf:
         self._answer()
         self.objects[name] = self.copies[name] = data
 
-    def get(self, names: Sequence[str]) -> list[bytes | None]:
+    def get(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
         self._answer()
-        self.gets.append(len(names))
-        return [self.objects.get(name) for name in names]
+        self.gets.append(len(wanted))
+        actual = [self.objects.get(name) for name, _ in wanted]
+        return [one and one[: size + 1] for one, (_, size) in zip(actual, wanted, strict=True)]
 
-    def remove(self, name: str) -> None:
+    def remove(self, names: Sequence[str]) -> None:
         self._answer()
-        self.objects.pop(name, None)
+        for name in names:
+            self.objects.pop(name, None)
 
     def _answer(self) -> None:
         if self.down:

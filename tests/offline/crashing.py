@@ -229,13 +229,14 @@ class Elsewhere:
     def put(self, name: str, data: bytes) -> None:
         (self._folder / name).write_bytes(data)
 
-    def get(self, names: Sequence[str]) -> list[bytes | None]:
-        paths = [self._folder / name for name in names]
+    def get(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        paths = [self._folder / name for name, _ in wanted]
         return [path.read_bytes() if path.exists() else None for path in paths]
 
-    def remove(self, name: str) -> None:
-        if (self._folder / name).exists():
-            os.rename(self._folder / name, self._folder / f"{name}.removed")
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            if (self._folder / name).exists():
+                os.rename(self._folder / name, self._folder / f"{name}.removed")
 
 
 def party(rank: int, run: int, end: socket.socket, home: Path, lost: Callable[[Pool], None]) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +18,17 @@ from hypothesis import strategies as st
 
 from spu_llm.core.errors import InputError, PoolError
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.offline import inbox, object_store, stock
+from spu_llm.offline import files, inbox, object_store, stock
 from spu_llm.offline.files import RESULTS, STORE_FILE, STORED, Files
 from spu_llm.offline.object_store import FsspecStore, keep_in, store_of, url_of
-from spu_llm.offline.sealed_objects import Opener, seal, unseal
+from spu_llm.offline.sealed_objects import (
+    AT_ONCE,
+    MAX_OBJECT_BYTES,
+    Opener,
+    in_groups,
+    seal,
+    unseal,
+)
 from tests.kit.dealing import MIXED, TRIPLE
 from tests.kit.shelf import Shelf
 from tests.offline.inboxes import folder, put
@@ -165,7 +175,7 @@ def opened_by_what_is_left(parties: Parties, rank: int, shelf: Shelf) -> list[st
     return [
         name
         for name, data in shelf.copies.items()
-        if any(unseal(Opener(name, key), data) is not None for key in words)
+        if any(unseal(Opener(name, len(data), key), data) is not None for key in words)
     ]
 
 
@@ -192,7 +202,7 @@ def test_a_key_that_stays_is_noticed(
     outside: Parties, shelves: list[Shelf], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broken twin of the test before: the key is kept when the results are back."""
-    monkeypatch.setattr(Files, "_forget", lambda self, opener: None)
+    monkeypatch.setattr(Files, "_forget", lambda self: None)
     outside.prepare(TRIPLE, UNITS)
     outside.take(TRIPLE, 1)
     assert opened_by_what_is_left(outside, CLIENT, shelves[CLIENT])
@@ -292,8 +302,8 @@ def test_a_changed_object_does_not_open(content: bytes, data: st.DataObject) -> 
     assert unseal(opener, bytes(changed)) is None
     assert unseal(opener, sealed[:at]) is None
     other, _ = seal(content)
-    assert unseal(Opener(other.name, opener.key), sealed) is None
-    assert unseal(Opener(opener.name, other.key), sealed) is None
+    assert unseal(Opener(other.name, opener.nbytes, opener.key), sealed) is None
+    assert unseal(Opener(opener.name, opener.nbytes, other.key), sealed) is None
 
 
 # ---- places that fsspec knows
@@ -304,10 +314,11 @@ def test_objects_in_a_folder(tmp_path: Path) -> None:
     store.begin()
     store.put(NAME, b"data")
     assert (tmp_path / "objects" / "peer" / NAME).read_bytes() == b"data"
-    assert store.get([NAME, NAME[::-1]]) == [b"data", None]
-    store.remove(NAME)
-    store.remove(NAME)
-    assert store.get([NAME]) == [None]
+    assert store.get([(NAME, 4), (NAME[::-1], 4)]) == [b"data", None]
+    assert store.get([(NAME, 2)]) == [b"dat"]  # larger than was told: another one
+    store.remove([NAME, NAME[::-1]])
+    store.remove([NAME])
+    assert store.get([(NAME, 4)]) == [None]
 
 
 def test_a_place_that_is_not_mounted(tmp_path: Path) -> None:
@@ -317,9 +328,12 @@ def test_a_place_that_is_not_mounted(tmp_path: Path) -> None:
     (tmp_path / "objects").rename(tmp_path / "elsewhere")
     (tmp_path / "objects").mkdir()
     with pytest.raises(PoolError, match="is not there; nothing of it is given up"):
-        store.get([NAME])
+        store.get([(NAME, 4)])
+    with pytest.raises(PoolError, match="is not there"):
+        FsspecStore(store.url, "peer").put(NAME[::-1], b"data")
     with pytest.raises(InputError, match="is not there"):
-        store.check()
+        FsspecStore(store.url, "peer").check()
+    assert not list((tmp_path / "objects").iterdir())
 
 
 class Odd(MemoryFileSystem):
@@ -328,6 +342,10 @@ class Odd(MemoryFileSystem):
     protocol = "odd"
     error: Exception | None = None
     waits_s = 0.0
+
+    def rm_file(self, path: str) -> None:
+        time.sleep(self.waits_s)
+        super()._rm(path)
 
     def pipe_file(self, path: str, value: bytes, **kwargs: object) -> None:
         time.sleep(self.waits_s)
@@ -341,6 +359,7 @@ fsspec.register_implementation("odd", Odd, clobber=True)
 
 def test_errors_of_a_place_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FsspecStore("odd://bucket/folder")
+    store.begin()
     monkeypatch.setattr(Odd, "error", RuntimeError("AccessDenied\nmore"))
     with pytest.raises(PoolError, match="odd://bucket/folder: RuntimeError: AccessDenied$"):
         store.put(NAME, b"data")
@@ -349,15 +368,49 @@ def test_errors_of_a_place_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_place_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FsspecStore("odd://bucket/folder")
+    store.begin()
     monkeypatch.setattr(Odd, "waits_s", 2.0)
     monkeypatch.setattr(object_store, "ANSWER_S", 0.2)
+    monkeypatch.setattr(object_store, "REMOVE_S", 0.2)
     began = time.monotonic()
     with pytest.raises(PoolError, match=r"no answer within 0\.2 s"):
-        FsspecStore("odd://bucket/folder").put(NAME, b"data")
+        store.put(NAME, b"data")
+    with pytest.raises(PoolError, match=r"no answer within 0\.2 s"):
+        store.remove([NAME])
+    for _ in range(20):
+        store.remove([NAME])  # it is not asked again
     assert time.monotonic() - began < 1.5
 
 
-@pytest.mark.parametrize("url", ["", "here", "file://", "s3://key:secret@bucket/x", "nothing://b"])
+def test_calls_that_hang_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FsspecStore("odd://bucket/folder")
+    store.begin()
+    monkeypatch.setattr(Odd, "waits_s", 1.0)
+    monkeypatch.setattr(object_store, "ANSWER_S", 0.05)
+    monkeypatch.setattr(object_store, "_hanging", threading.BoundedSemaphore(2))
+    before = threading.active_count()
+    for _ in range(5):
+        with pytest.raises(PoolError, match="no answer within"):
+            store.put(NAME, b"data")
+    assert threading.active_count() <= before + 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "here",
+        "file://",
+        "file:///",
+        "s3://key:secret@bucket/x",
+        "nothing://b",
+        "memory://b",
+        "simplecache::file:///tmp/x",
+        "zip:///none/at/all.zip",
+        f"file:///{'x' * 3000}",
+    ],
+)
 def test_what_is_no_place(url: str) -> None:
     with pytest.raises(InputError) as told:
         FsspecStore(url)
@@ -380,8 +433,60 @@ def test_a_pool_keeps_to_one_place(tmp_path: Path) -> None:
         keep_in(pool, there)
     store = store_of(pool / NAME)
     assert store is not None and (store.url, store.folder) == (here, NAME)
-    for inner in ("client", "provider", f"certificate-{NAME}"):
+    for inner in ("client", "provider", f"certificate-{NAME}", f"provider/certificate-{NAME}"):
         assert url_of(pool / inner) == here
     assert url_of(pool / NAME) is None  # a peer's folder is no party's
     assert (pool / STORE_FILE).stat().st_mode & 0o777 == 0o600
     assert len(list((tmp_path / "here").iterdir())) == 1
+
+
+def test_a_place_that_is_away_is_not_begun_again(tmp_path: Path) -> None:
+    pool, place = tmp_path / "pool", tmp_path / "objects"
+    keep_in(pool, f"file://{place}")
+    place.rename(tmp_path / "elsewhere")
+    place.mkdir()
+    with pytest.raises(InputError, match="is not there"):
+        keep_in(pool, f"file://{place}")
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"x" * 5000])
+def test_a_file_that_names_no_place(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / STORE_FILE).write_bytes(content)
+    (tmp_path / STORE_FILE).chmod(0o600)
+    with pytest.raises(PoolError, match="store-url names no place"):
+        url_of(tmp_path)
+
+
+def test_a_batch_that_is_too_large_stays_on_disk(
+    outside: Parties, shelves: list[Shelf], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_OBJECT_BYTES", 100)
+    outside.prepare(TRIPLE, UNITS)
+    assert not shelves[CLIENT].copies
+    again(outside)
+    outside.take(TRIPLE, UNITS)
+    outside.end()
+
+
+def test_a_disk_that_fills_up_leaves_no_object(
+    outside: Parties, shelves: list[Shelf], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    made = outside.both(lambda rank, pool: pool.make(TRIPLE))
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(PoolError, match="make room on that disk"):
+        outside.pools[CLIENT].add(made[CLIENT])
+    assert shelves[CLIENT].copies and not shelves[CLIENT].objects
+
+
+@given(st.lists(st.integers(1, 40), max_size=60))
+def test_groups_are_small_and_whole(sizes: list[int]) -> None:
+    openers = [Opener(f"{at:032x}", size << 20, b"") for at, size in enumerate(sizes)]
+    groups = list(in_groups(openers))
+    assert [one for group in groups for one in group] == openers
+    for group in groups:
+        assert 1 <= len(group) <= AT_ONCE
+        assert len(group) == 1 or sum(one.nbytes for one in group) <= MAX_OBJECT_BYTES

@@ -48,9 +48,10 @@ def test_objects_pass_both_ways() -> None:
     with behind(shelf) as store:
         store.put(NAMES[0], large)
         store.put(NAMES[1], b"small")
-        assert store.get([NAMES[1], NAMES[2], NAMES[0]]) == [b"small", None, large]
-        store.remove(NAMES[0])
-        assert store.get([NAMES[0]]) == [None]
+        wanted = [(NAMES[1], 5), (NAMES[2], 1), (NAMES[0], len(large))]
+        assert store.get(wanted) == [b"small", None, large]
+        store.remove([NAMES[0], NAMES[2]])
+        assert store.get([(NAMES[0], 1)]) == [None]
     assert list(shelf.objects) == [NAMES[1]]
 
 
@@ -58,7 +59,7 @@ def test_threads_may_ask_at_once() -> None:
     shelf = Shelf()
     with behind(shelf) as store, ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda name: store.put(name, name.encode() * 999), NAMES))
-        got = list(threads.map(lambda name: store.get([name]), NAMES))
+        got = list(threads.map(lambda name: store.get([(name, 999 * 32)]), NAMES))
     assert got == [[name.encode() * 999] for name in NAMES]
 
 
@@ -72,11 +73,20 @@ def test_the_storages_error_is_the_workers() -> None:
         store.put(NAMES[0], b"data")
 
 
+def test_an_error_of_many_words() -> None:
+    class Wordy(Shelf):
+        def put(self, name: str, data: bytes) -> None:
+            raise PoolError("\x01" * 4000)
+
+    with behind(Wordy()) as store, pytest.raises(PoolError, match="\x01" * 100):
+        store.put(NAMES[0], b"data")
+
+
 def test_a_supervisor_that_is_gone() -> None:
     with door(Shelf()) as end:
         store = StoreBehindDoor(end.detach())
     with pytest.raises(PoolError, match="does not answer"):
-        store.get([NAMES[0]])
+        store.get([(NAMES[0], 1)])
 
 
 def test_a_late_answer_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,9 +95,9 @@ def test_a_late_answer_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     with ours:
         store = StoreBehindDoor(theirs.detach())
         with pytest.raises(PoolError, match="does not answer"):
-            store.get([NAMES[0]])
+            store.get([(NAMES[0], 1)])
         with pytest.raises(PoolError, match="does not answer"):
-            store.get([NAMES[1]])
+            store.get([(NAMES[1], 1)])
 
 
 def is_closed(end: socket.socket) -> bool:
@@ -113,12 +123,14 @@ def said(words: object, content: bytes = b"") -> bytes:
         {"do": ["get"], "names": NAMES[:1], "bytes": []},
         {"do": "list", "names": NAMES[:1], "bytes": []},
         {"do": "get", "names": [], "bytes": []},
-        {"do": "get", "names": NAMES, "bytes": []},
-        {"do": "get", "names": ["../" + NAMES[0]], "bytes": []},
-        {"do": "get", "names": [NAMES[0] + "\n"], "bytes": []},
-        {"do": "get", "names": [1], "bytes": []},
-        {"do": "get", "names": NAMES[:1], "bytes": [1]},
-        {"do": "remove", "names": NAMES[:2], "bytes": []},
+        {"do": "get", "names": NAMES, "bytes": [1] * len(NAMES)},
+        {"do": "get", "names": ["../" + NAMES[0]], "bytes": [1]},
+        {"do": "get", "names": [NAMES[0] + "\n"], "bytes": [1]},
+        {"do": "get", "names": [1], "bytes": [1]},
+        {"do": "get", "names": NAMES[:1], "bytes": []},
+        {"do": "get", "names": NAMES[:1] * 2, "bytes": [1, 1]},
+        {"do": "get", "names": NAMES[:2], "bytes": [MAX_OBJECT_BYTES, 1]},
+        {"do": "remove", "names": NAMES, "bytes": []},
         {"do": "remove", "names": NAMES[0], "bytes": []},
         {"do": "put", "names": NAMES[:2], "bytes": [1, 1]},
         {"do": "put", "names": NAMES[:1], "bytes": [0]},

@@ -33,7 +33,6 @@ def add_command(commands: Any) -> None:
 
 def _list(options: argparse.Namespace) -> None:
     from spu_llm.app.stock_tables import stock_json, stock_table
-    from spu_llm.offline.durable import open_folder
     from spu_llm.offline.object_store import keep_in, url_of
     from spu_llm.offline.peer_directories import party_directories
     from spu_llm.offline.stock import stocks
@@ -41,14 +40,11 @@ def _list(options: argparse.Namespace) -> None:
     check_output(options.json)
     directory = options.directory
     if options.store is not None:
-        open_folder(directory)
         keep_in(directory, options.store)
     url = url_of(directory)
     if url is not None:
         show(f"What is made ahead from now on is kept at {url}")
-    if options.store is not None and not party_directories(directory):
-        return
-    if not party_directories(directory):
+    if options.store is None and not party_directories(directory):
         what = "holds no pool" if directory.is_dir() else "is not a directory"
         raise InputError(f"{directory} {what}; give the directory that --pool names")
     of_peers = stocks(directory)
