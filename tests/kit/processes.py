@@ -173,7 +173,9 @@ class Command:
     def until_phase(self, phase: str) -> None:
         """Wait until the phase has begun; 'decoding' begins with the first streamed text."""
         if phase == "decoding":
-            assert eventually(lambda: len(self._output["stdout"]) > 0, RUN_S), self.stderr
+            ended = self._process.poll
+            began = eventually(lambda: bool(self._output["stdout"]) or ended() is not None, RUN_S)
+            assert began and self._output["stdout"], self.stderr
         else:
             self.until("stderr", f"[{phase}")
             time.sleep(0.5)

@@ -60,7 +60,9 @@ class Peer:
         return data
 
 
-def run_task(program: None, task: Any, events: Any, hear: Any) -> dict[str, Any]:
+def run_task(
+    program: None, task: Any, events: Any, hear: Any, objects: int | None = None
+) -> dict[str, Any]:
     """Stand in for `worker.run_task`."""
     events.send("stage", name="connecting")
     role = task.role
