@@ -17,6 +17,7 @@ from tests.kit.paths import ROOT
 from tests.kit.patience import END_S, eventually
 from tests.kit.processes import MARKER, STUB, Process, all_processes
 
+_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _OBJECTS = {"object_store_memory": 100 * 1024 * 1024}
 
 
@@ -27,6 +28,7 @@ class Machines:
     cluster: Any
     mark: str
     nodes: list[Any] = field(default_factory=list)
+    headless: bool = False
 
     @property
     def address(self) -> str:
@@ -51,6 +53,7 @@ class Machines:
     def lose_head(self) -> None:
         """Kill the process that keeps the cluster together."""
         self.cluster.head_node.kill_gcs_server(check_alive=False)
+        self.headless = True
 
     def processes(self) -> list[Process]:
         """Return all processes of the cluster, and all that they have started."""
@@ -88,6 +91,9 @@ def machines(count: int, stub: str | None = None, **resources: Any) -> Iterator[
             yield made
         finally:
             made.cluster.shutdown()
+            for process in made.processes() if made.headless else ():
+                if process.argv.startswith(_AGENTS):  # which wait for the head for minutes
+                    process.send(signal.SIGKILL)
             gone = eventually(lambda: not made.processes(), END_S)
             left = [f"{p.pid} {p.argv[:200]!r}" for p in made.processes()]
             for process in made.processes():
