@@ -16,6 +16,7 @@ pytest.importorskip("ray")
 
 from experiments.common import cells as common  # noqa: E402
 from experiments.common.cells import Cells, with_rows  # noqa: E402
+from experiments.completions import drafts  # noqa: E402
 from experiments.confidential import fakes  # noqa: E402
 from experiments.dp_text import study as dp_text  # noqa: E402
 from experiments.split import parts, study  # noqa: E402
@@ -30,6 +31,7 @@ from tests.kit.library import make_library  # noqa: E402
 from tests.kit.models import make_pair  # noqa: E402
 
 Row = dict[str, Any]
+SHIPPED = shipped("private"), shipped("public")
 
 
 class Sums:
@@ -152,6 +154,7 @@ def test_cells_are_sent_without_what_they_share() -> None:
         parts.all_cells(model, parts.PartsPlan()),
         study.all_cells(model, study.NoirPlan()),
         fakes.all_cells(fakes.FakesPlan()),
+        drafts.all_cells(*SHIPPED, drafts.DraftsPlan("", "", 8, 2)),
         dp_text.all_cells(model, model, dp_text.DpTextPlan()),
     ]
     for cells in studies:
@@ -206,13 +209,24 @@ def test_fakes_are_the_same_on_a_cluster(address: str, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_private_text_is_the_same_on_a_cluster(address: str, tmp_path: Path) -> None:
-    pair, library = (shipped("private"), shipped("public")), make_library(tmp_path / "library")
+    library = make_library(tmp_path / "library")
     plan = dp_text.DpTextPlan((10.0,), (2,), (5,), ("invisibleink", "augpe"), texts=3, tokens=12)
-    here = dp_text.measure(*pair, plan, lambda words: None, library=library)
+    here = dp_text.measure(*SHIPPED, plan, lambda words: None, library=library)
     # A run on a cluster goes on with rows of this machine.
     done = [row for row in here["rows"] if row["method"] == "augpe"]
     there = dp_text.measure(
-        *pair, plan, lambda words: None, done=done, ray=address, library=library
+        *SHIPPED, plan, lambda words: None, done=done, ray=address, library=library
     )
     assert [row["method"] for row in there["rows"]] == ["real texts", "invisibleink", "augpe"]
     assert without_machine(there["rows"]) == here["rows"] and there["worth"] == here["worth"]
+
+
+@pytest.mark.slow
+def test_drafts_are_the_same_on_a_cluster(address: str) -> None:
+    plan = drafts.DraftsPlan("private", "public", tokens=8, draft_length=2)
+    here = drafts.measure(*SHIPPED, plan, lambda words: None)
+    # A run on a cluster goes on with rows of this machine.
+    done = here["rows"][::2]
+    there = drafts.measure(*SHIPPED, plan, lambda words: None, done=done, ray=address)
+    assert without_machine(there["rows"]) == here["rows"]
+    assert sum("machine" in row for row in there["rows"]) == 30
