@@ -199,12 +199,10 @@ TABLES: dict[str, Tables] = {
     "align_tasks": Tables(("align_tasks",), alignment.tables, seconds=False),
     "backends": Tables(("backends",), speedup.tables),
     "speedup_t5": Tables(("speedup_t5",), speedup.tables),
-    "drafts_t5": printed("drafts_t5", lambda data: drafts.table(data["runs"]), seconds=False),
+    "drafts_t5": printed("drafts_t5", drafts.table, seconds=False),
     "trees": printed("trees", trees.table, seconds=False),
     "lengths": printed("lengths", lengths.table, seconds=False),
-    "drafts_shipped": printed(
-        "drafts_shipped", lambda data: drafts.table(data["runs"]), seconds=False
-    ),
+    "drafts_shipped": printed("drafts_shipped", drafts.table, seconds=False),
     "latency": Tables(("latency",), measured_tables.latency),
     "stock_options": printed("stock_options", options.table, seconds=False),
     "logits": printed("logits", logits.table, seconds=False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -197,13 +197,16 @@ def write(options: argparse.Namespace, result: Any) -> None:
 
 def earlier(path: Path | None, plan: Any) -> list[dict[str, Any]]:
     """Return the rows that an earlier run with the same plan (a dataclass) wrote to the file, none
-    without a file; InputError when the file is of another plan.
+    without a file; InputError when the file is of another plan. A setting that the plan of the file
+    lacks, since the study had none then, has its default.
     """
     if path is None or not path.exists():
         return []
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        same = content["plan"] == json.loads(json.dumps(asdict(plan)))
+        lacking = {of.name: of.default for of in fields(plan) if of.name not in content["plan"]}
+        there = json.loads(json.dumps(content["plan"] | lacking))
+        same = there == json.loads(json.dumps(asdict(plan)))
         rows: list[dict[str, Any]] = content["rows"]
     except (OSError, ValueError, KeyError, TypeError):
         same, rows = False, []

@@ -13,12 +13,14 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.common import commands
+from experiments.common.cells import Cells, with_rows
 from experiments.common.report import Column, rows_table
 from models.chat import Message
 from models.draft import Drafter, Proposer
@@ -30,11 +32,32 @@ from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.plain import Plain
 from spu_llm.api.defaults import DRAFT_LENGTH, shipped
 from spu_llm.app.printing import show_table
-from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 
 TEXTS = Path(__file__).parents[1] / "data" / "drafts_texts.json"
 TEMPERATURES = (0.0, 0.7)
+WAYS = ("n-grams", "the draft model", "both")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DraftsPlan:
+    """The study's settings. draft_model: None for n-grams alone; tokens: of a text, at most."""
+
+    model: str
+    draft_model: str | None
+    tokens: int
+    draft_length: int
+
+
+@dataclass(frozen=True)
+class DraftsCell:
+    """A text. way: one of `WAYS`; prompt: its number."""
+
+    way: str
+    temperature: float
+    prompt: int
 
 
 class LazyLogits:
@@ -115,49 +138,81 @@ def prompts_of(text: TextFormat) -> Iterator[tuple[str, list[int]]]:
 
 
 def for_prompts(model: tuple[ModelConfig, Params], rows: int) -> Callable[[list[int]], Drafter]:
-    """Return what makes a model ready to write after a prompt, in one shape for all prompts: the
-    model itself, or with the prompt encoded.
+    """Return what makes a model ready to write after a prompt, in one shape for all prompts, with
+    the prompt encoded where the model does that. Nothing is cached of other texts, whose order
+    could show in the last bit.
     """
     config, params = model
-    if config.encodes:
-        return lambda prompt: Drafter(config, params, rows, prompt[:-1])
-    drafter = Drafter(config, params, rows)
-    return lambda prompt: drafter
+    return lambda prompt: Drafter(config, params, rows, prompt[:-1] if config.encodes else ())
+
+
+class Study:
+    """The prompts, and the models that write after them."""
+
+    def __init__(
+        self, model: Path, draft_model: Path | None, plan: DraftsPlan, say: Callable[[str], None]
+    ) -> None:
+        say("compiling")
+        text = TextFormat.of_model(model)
+        self.plan, self.ends = plan, text.tokenizer.eos_ids
+        self.prompts = list(prompts_of(text))
+        rows = max(len(prompt) for _, prompt in self.prompts) + plan.tokens + plan.draft_length
+        private = load_model(model, encoders=True)
+        self.model, size = for_prompts(private, rows), private[0].vocab_size
+        self.drafters: dict[str, Callable[[list[int]], Proposer]] = {
+            WAYS[0]: lambda prompt: Ngrams(size)
+        }
+        if draft_model is not None:
+            small = for_prompts(load_model(draft_model, encoders=True), rows)
+            self.drafters |= {WAYS[1]: small, WAYS[2]: lambda prompt: Ngrams(size, small(prompt))}
+
+    def row(self, cell: DraftsCell, say: Callable[[str], None]) -> Row:
+        """Return what is counted of a text."""
+        say(f"{cell.way} at {cell.temperature:g}: prompt {cell.prompt + 1} of {len(self.prompts)}")
+        kind, prompt = self.prompts[cell.prompt]
+        counts = run(
+            self.model(prompt),
+            self.drafters[cell.way](prompt),
+            prompt,
+            self.ends,
+            self.plan.tokens,
+            self.plan.draft_length,
+            Sampling(cell.temperature),
+            cell.prompt,
+        )
+        return {"kind": kind, **asdict(cell), **asdict(counts)}
 
 
 def measure(
-    directory: Path, draft_model: Path | None, tokens: int, drafts: int, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Make the runs of each kind of prompt, drafter and temperature."""
-    text = TextFormat.of_model(directory)
-    prompts = list(prompts_of(text))
-    rows = max(len(prompt) for _, prompt in prompts) + tokens + drafts
-    private = load_model(directory, encoders=True)
-    small = None if draft_model is None else load_model(draft_model, encoders=True)
-    size, measured = private[0].vocab_size, []
-    of_model, of_small = for_prompts(private, rows), small and for_prompts(small, rows)
-    ways: dict[str, Callable[[list[int]], Proposer]] = {"n-grams": lambda prompt: Ngrams(size)}
-    if of_small is not None:
-        ways["the draft model"] = of_small
-        ways["both"] = lambda prompt: Ngrams(size, of_small(prompt))
-    for temperature in TEMPERATURES:
-        for way, drafter_of in ways.items():
-            for number, (kind, prompt) in enumerate(prompts):
-                say(f"{way} at {temperature:g}: prompt {number + 1} of {len(prompts)}")
-                one = run(
-                    of_model(prompt),
-                    drafter_of(prompt),
-                    prompt,
-                    text.tokenizer.eos_ids,
-                    tokens,
-                    drafts,
-                    Sampling(temperature),
-                    number,
-                )
-                measured.append(
-                    {"kind": kind, "way": way, "temperature": temperature, **asdict(one)}
-                )
-    return measured
+    model: Path,
+    draft_model: Path | None,
+    plan: DraftsPlan,
+    say: Callable[[str], None],
+    keep: Callable[[Row], None] = lambda result: None,
+    done: Sequence[Row] = (),
+    ray: str | None = None,
+) -> Row:
+    """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
+    run. ray: the address of the cluster that measures.
+    """
+    result: Row = {"plan": asdict(plan), "rows": list(done)}
+    return with_rows(result, all_cells(model, draft_model, plan), say, keep, ray)
+
+
+def all_cells(model: Path, draft_model: Path | None, plan: DraftsPlan) -> Cells[Study, DraftsCell]:
+    """Return the study's cells: temperature, way and prompt."""
+    model = model.absolute()
+    draft_model = None if draft_model is None else draft_model.absolute()
+    ways = WAYS[:1] if draft_model is None else WAYS
+    count = len(list(prompts_of(TextFormat.of_model(model))))
+    return Cells(
+        [DraftsCell(way, t, i) for t in TEMPERATURES for way in ways for i in range(count)],
+        load=partial(Study, model, draft_model, plan),
+        row=Study.row,
+        key=lambda cell: cell,
+        key_of=lambda row: DraftsCell(row["way"], row["temperature"], row["prompt"]),
+        reads=(model,) if draft_model is None else (model, draft_model),
+    )
 
 
 def _tokens_a_step(runs: list[dict[str, Any]]) -> str:
@@ -199,15 +254,17 @@ COLUMNS: Sequence[Column[list[dict[str, Any]]]] = (
 )
 
 
-def table(runs: list[dict[str, Any]]) -> str:
+def table(result: Row) -> str:
     """Return a table with a row for each kind of prompt, drafter and temperature."""
     alike: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
-    for run in runs:
+    for run in result["rows"]:
         alike.setdefault((run["kind"], run["way"], run["temperature"]), []).append(run)
     return "\n".join(rows_table(COLUMNS, alike.values()))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Each text is counted at once, and the same command goes on."
+    commands.add_cluster(parser)
     commands.add_common(parser)
     commands.add_draft_model(parser)
     commands.add_number(parser, "--tokens", 96, "of each text, at most")
@@ -215,7 +272,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    """Print the table, and write all runs to `--json`."""
+    """Print the table; write each row to `--json`."""
     commands.check_range("--tokens", options.tokens, 2)
     commands.check_range("--draft-length", options.draft_length, 1, 16)
     commands.check_folders(options)
@@ -224,18 +281,13 @@ def command(options: argparse.Namespace) -> None:
         draft_model = shipped("public")
     if draft_model is not None:
         commands.check_tokenizer(directory, draft_model)
-    tokens, drafts = options.tokens, options.draft_length
-    runs = commands.with_progress(
-        "writing texts", lambda say: measure(directory, draft_model, tokens, drafts, say)
+    plan = DraftsPlan(
+        directory.name,
+        None if draft_model is None else draft_model.name,
+        options.tokens,
+        options.draft_length,
     )
-    show_table(table(runs))
-    result = {
-        "runs": runs,
-        "machine": asdict(machine()),
-        "config": {
-            "model": directory.name,
-            "tokens": options.tokens,
-            "draft_length": options.draft_length,
-        },
-    }
-    commands.write(options, result)
+    result = commands.resumed(
+        options, plan, lambda *how: measure(directory, draft_model, plan, *how)
+    )
+    show_table(table(result))

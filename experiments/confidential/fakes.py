@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,16 @@ import jax
 import numpy as np
 
 from experiments.common import commands
+from experiments.common.cells import Cells, with_rows
 from experiments.common.report import Column, rows_table
 from models.hf import load_model
 from models.scoring import Scorer
 from models.tokenizer import Tokenizer
+from models.training.snippets import SHIPPED
 from spu_llm.api.defaults import shipped
 from spu_llm.app.printing import show_table
-from spu_llm.app.progress import Progress
 from spu_llm.attacks.prompts import AFTER, BEFORE, held_out
 from spu_llm.core.errors import InputError
-from spu_llm.core.machine import machine
 from spu_llm.systems.confidential import published
 from spu_llm.systems.confidential.infilling import Infilling
 from spu_llm.systems.confidential.obfuscation import Public
@@ -48,6 +49,14 @@ KINDS = {
 }
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FakesPlan:
+    """The study's settings. prompts: secrets of each kind; seed: of their choice."""
+
+    prompts: int = PROMPTS
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,31 +170,55 @@ def public_of(cell: FakesCell) -> Public:
 # ---- cells
 
 
-def cell_rows(cell: FakesCell, prompts: int, seed: int, say: Callable[[str], None]) -> list[Row]:
-    """Count the fakes of each secret, and processor seconds, for each eps."""
+@lru_cache(maxsize=1)
+def prepared(cell: FakesCell, plan: FakesPlan) -> tuple[Public, list[Prompt]]:
+    """Return the model and the secrets of a cell, which all eps share."""
     public = public_of(cell)
-    chosen = secrets(public.tokenizer, cell, prompts, seed)
-    rows = []
+    chosen = secrets(public.tokenizer, cell, plan.prompts, plan.seed)
     # Compiles, as far as the first secret has its shapes.
     published.as_printed(public, chosen[0], chosen[0].targets[0], EPSILONS[-1], cell.most)
-    for eps in EPSILONS:
-        counts, seconds = [], []
-        for i, prompt in enumerate(chosen):
-            say(f"{cell.name}, eps {eps:g}: secret {i + 1} of {len(chosen)}")
-            (target,) = prompt.targets
-            started = time.process_time()
-            made = published.as_printed(public, prompt, target, eps, cell.most)
-            seconds.append(time.process_time() - started)
-            counts.append(len(made.fakes))
-        lengths = [len(prompt.targets[0]) for prompt in chosen]
-        rows.append(
-            {**asdict(cell), "eps": eps, "lengths": lengths, "fakes": counts, "seconds": seconds}
-        )
-    return rows
+    return public, chosen
 
 
-def measure(prompts: int, seed: int, say: Callable[[str], None]) -> list[Row]:
-    return [row for cell in CELLS for row in cell_rows(cell, prompts, seed, say)]
+def row_of(plan: FakesPlan, cell: FakesCell, eps: float, say: Callable[[str], None]) -> Row:
+    """Count the fakes of each secret, and processor seconds."""
+    public, chosen = prepared(cell, plan)
+    counts, seconds = [], []
+    for i, prompt in enumerate(chosen):
+        say(f"{cell.name}, eps {eps:g}: secret {i + 1} of {len(chosen)}")
+        (target,) = prompt.targets
+        started = time.process_time()
+        made = published.as_printed(public, prompt, target, eps, cell.most)
+        seconds.append(time.process_time() - started)
+        counts.append(len(made.fakes))
+    lengths = [len(prompt.targets[0]) for prompt in chosen]
+    return {**asdict(cell), "eps": eps, "lengths": lengths, "fakes": counts, "seconds": seconds}
+
+
+def measure(
+    plan: FakesPlan,
+    say: Callable[[str], None],
+    keep: Callable[[Row], None] = lambda result: None,
+    done: Sequence[Row] = (),
+    ray: str | None = None,
+) -> Row:
+    """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
+    run. ray: the address of the cluster that measures.
+    """
+    result: Row = {"plan": asdict(plan), "most": MOST, "rows": list(done)}
+    return with_rows(result, all_cells(plan), say, keep, ray)
+
+
+def all_cells(plan: FakesPlan) -> Cells[FakesPlan, tuple[FakesCell, float]]:
+    """Return the study's cells: secrets and eps."""
+    return Cells(
+        [(cell, eps) for cell in CELLS for eps in EPSILONS],
+        load=lambda say: plan,
+        row=lambda plan, one, say: row_of(plan, *one, say),
+        key=lambda one: one,
+        key_of=lambda row: (FakesCell(**{name: row[name] for name in asdict(_WORDS)}), row["eps"]),
+        reads=(shipped("private"), shipped("public"), SHIPPED / "held_out.jsonl"),
+    )
 
 
 # ---- the report
@@ -226,8 +259,10 @@ def _mean(counts: Sequence[int]) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Each cell is written at once, and the same command goes on."
     commands.add_number(parser, "--prompts", PROMPTS, "secrets of a kind")
     commands.add_number(parser, "--seed", 0, "of their choice", "S")
+    commands.add_cluster(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     commands.add_debug(parser)
 
@@ -235,11 +270,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     commands.check_range("--prompts", options.prompts, 2)
-    progress = Progress()
-    try:
-        rows = measure(options.prompts, options.seed, progress.update)
-    finally:
-        progress.close()
-    result = {"machine": asdict(machine()), "most": MOST, "rows": rows}
-    commands.write(options, result)
-    show_table(table(result))
+    plan = FakesPlan(options.prompts, options.seed)
+    show_table(table(commands.resumed(options, plan, lambda *how: measure(plan, *how))))

@@ -21,6 +21,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,14 @@ from typing import Any
 import numpy as np
 
 from experiments.common import commands
+from experiments.common.cells import Cells, with_rows
 from experiments.dp_text import metrics
-from experiments.dp_text.inputs import Corpus, corpus
+from experiments.dp_text.inputs import corpus
 from experiments.dp_text.utility import savings
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from spu_llm.app.printing import show_table
-from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError
-from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.accounting import rho_for
 from spu_llm.systems.dp_text.baselines import amin, augpe
@@ -128,8 +128,11 @@ class DpTextCell:
         return "TLE" if calls > plan.most_calls else "run"
 
 
+REAL = DpTextCell("real texts", None, 0, None)  # references in the place of generated texts
+
+
 def cells(plan: DpTextPlan) -> list[DpTextCell]:
-    """Return all cells, in the order in which they are run."""
+    """Return all cells of generated texts, in the order in which they are run."""
     with_k = [k for k in plan.top_k if k is not None]
     planned: list[DpTextCell] = []
     for method in plan.methods:
@@ -155,9 +158,18 @@ def cells(plan: DpTextPlan) -> list[DpTextCell]:
 class Study:
     """The models, the corpus, and what all cells are compared with."""
 
-    def __init__(self, private: Path, public: Path, plan: DpTextPlan, texts: Corpus) -> None:
-        self.plan, self.corpus = plan, texts
+    def __init__(
+        self,
+        private: Path,
+        public: Path,
+        plan: DpTextPlan,
+        library: Path | None,
+        say: Callable[[str], None],
+    ) -> None:
+        say("reading")
         tokenizer = Tokenizer.load(private)
+        self.plan, self.corpus = plan, corpus(tokenizer, plan.tokens, library)
+        say("compiling")
         ends = {i for i in range(tokenizer.vocab_size) if CLOSING in tokenizer.decode([i])}
         self.config, params = load_model(private)
         self.weights = folded(self.config, params)
@@ -172,7 +184,7 @@ class Study:
         config, draft = load_model(public)
         context = self.prompts.public
         self._perplexity = metrics.Perplexity(config, draft, context, plan.tokens)
-        self.real = Sample(self, texts.real)
+        self.real = Sample(self, self.corpus.real)
 
     def features(self, tokens: Sequence[list[int]]) -> np.ndarray:
         return self._features.of([self.prompts.begin + text for text in tokens])
@@ -216,10 +228,14 @@ class Study:
 
     def row(self, cell: DpTextCell, say: Callable[[str], None]) -> dict[str, Any]:
         """Return what is measured of a cell."""
+        if cell == REAL:
+            return self._real_row()
         facts = {**asdict(cell), "temperature": cell.temperature, "state": cell.state(self.plan)}
         if facts["state"] != "run":
             return facts
-        made, calls = self.made(cell, say)
+        todo = cells(self.plan)
+        name = f"cell {todo.index(cell) + 1} of {len(todo)}, {cell.method}, batch {cell.batch}"
+        made, calls = self.made(cell, lambda words: say(f"{name}: {words}"))
         texts = [cleandoc(self.prompts.tokenizer.decode(text.tokens)).strip() for text in made]
         reads = {} if cell.method in UNREAD else {"reads": self.reads(cell)}
         return {
@@ -229,6 +245,21 @@ class Study:
             "ended": sum(text.ended for text in made),
             **Sample(self, texts).compared(self.real),
             "texts": texts[:SHOWN],
+        }
+
+    def _real_row(self) -> dict[str, Any]:
+        """Measure as many references as a cell has texts, evenly over all files, in the place of
+        generated ones: what to expect at best of samples of this size.
+        """
+        chosen = [batch[0] for batch in self.corpus.batches(1, self.plan.texts)]
+        return {
+            "method": REAL.method,
+            "epsilon": None,
+            "batch": None,
+            "top_k": None,
+            "state": "run",
+            "calls": None,
+            **Sample(self, chosen).compared(self.real),
         }
 
 
@@ -268,69 +299,68 @@ class Sample:
         }
 
 
-def real_row(study: Study, texts: Corpus, count: int) -> dict[str, Any]:
-    """Measure as many references as a cell has texts, evenly over all files, in the place of
-    generated ones: what to expect at best of samples of this size.
-    """
-    chosen = [batch[0] for batch in texts.batches(1, count)]
-    return {
-        "method": "real texts",
-        "epsilon": None,
-        "batch": None,
-        "top_k": None,
-        "state": "run",
-        "calls": None,
-        **Sample(study, chosen).compared(study.real),
-    }
-
-
 def measure(
     private: Path,
     public: Path,
     plan: DpTextPlan,
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
+    done: Sequence[dict[str, Any]] = (),
+    ray: str | None = None,
     library: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure all cells; `keep` is given the result so far after each."""
-    texts = corpus(Tokenizer.load(private), plan.tokens, library)
-    say("compiling")
-    study = Study(private, public, plan, texts)
+    """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
+    run. ray: the address of the cluster that measures. library: Python's, in place of this one's.
+    """
+    planned = all_cells(private, public, plan, library)
+    study = planned.load(say)
     result: dict[str, Any] = {
         "plan": asdict(plan),
         "query": QUERY,
         "delta": DELTA,
-        "corpus": texts.facts,
-        "rows": [],
+        "corpus": study.corpus.facts,
+        "rows": list(done),
         "real": {
             "length": metrics.mean(study.real.lengths),
             "names": metrics.mean(study.real.names),
             "perplexity": metrics.mean(study.real.perplexity),
         },
+        "worth": savings(
+            study.config,
+            load_model(private)[1],
+            study.prompts,
+            study.corpus,
+            plan.epsilons,
+            plan.batches,
+            plan.tokens,
+            DELTA,
+            say,
+        ),
     }
-    result["rows"].append(real_row(study, texts, plan.texts))
-    result["worth"] = savings(
-        study.config,
-        load_model(private)[1],
-        study.prompts,
-        texts,
-        plan.epsilons,
-        plan.batches,
-        plan.tokens,
-        DELTA,
-        say,
+    return with_rows(result, planned, say, keep, ray, study)
+
+
+def all_cells(
+    private: Path, public: Path, plan: DpTextPlan, library: Path | None = None
+) -> Cells[Study, DpTextCell]:
+    """Return the study's cells, that of real texts first."""
+    private, public = private.absolute(), public.absolute()
+    return Cells(
+        [REAL, *cells(plan)],
+        load=partial(Study, private, public, plan, library),
+        row=Study.row,
+        key=lambda cell: cell,
+        key_of=cell_of,
+        reads=(private, public),
     )
-    todo = cells(plan)
-    for number, cell in enumerate(todo):
-        name = f"cell {number + 1} of {len(todo)}, {cell.method}, batch {cell.batch}"
 
-        def show(what: str, name: str = name) -> None:
-            say(f"{name}: {what}")
 
-        show("begins")
-        result["rows"].append(study.row(cell, show))
-        keep({"machine": asdict(machine()), **result})
-    return {"machine": asdict(machine()), **result}
+def cell_of(row: dict[str, Any]) -> DpTextCell:
+    """Return the cell of a row. Files from before AugPE's iterations were a setting have rows of
+    one iteration.
+    """
+    iterations = row.get("iterations", 1 if row["method"] == "augpe" else None)
+    return DpTextCell(row["method"], row["epsilon"], row["batch"] or 0, row["top_k"], iterations)
 
 
 # ---- the command
@@ -353,6 +383,7 @@ def epsilons(text: str) -> list[float]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Each cell is written at once, and the same command goes on."
     parser.add_argument(
         "--epsilon",
         type=epsilons,
@@ -401,6 +432,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     commands.add_number(parser, "--seed", 0, "of all draws", "S")
     commands.add_draft_model(parser)
+    commands.add_cluster(parser)
     commands.add_plot(parser, "draw MAUVE against model calls into a file")
     commands.add_common(parser)
 
@@ -434,16 +466,8 @@ def command(options: argparse.Namespace) -> None:
 
     commands.check_folders(options)
     plan = plan_of(options)
-    progress = Progress()
-    try:
-        result = measure(
-            *commands.pair(options),
-            plan,
-            progress.update,
-            lambda partial: commands.write(options, partial),
-        )
-    finally:
-        progress.close()
+    pair = commands.pair(options)
+    result = commands.resumed(options, plan, lambda *how: measure(*pair, plan, *how))
     show_table(report.table(result))
     if options.plot is not None:
         report.plot(result, options.plot)

@@ -16,16 +16,22 @@ pytest.importorskip("ray")
 
 from experiments.common import cells as common  # noqa: E402
 from experiments.common.cells import Cells, with_rows  # noqa: E402
+from experiments.completions import drafts  # noqa: E402
+from experiments.confidential import fakes  # noqa: E402
+from experiments.dp_text import study as dp_text  # noqa: E402
 from experiments.split import parts, study  # noqa: E402
 from experiments.watermark import command, drawing, long  # noqa: E402
 from experiments.watermark.plan import WatermarkPlan  # noqa: E402
+from spu_llm.api.defaults import shipped  # noqa: E402
 from spu_llm.app import cli  # noqa: E402
 from spu_llm.core.errors import InputError, SpuLlmError  # noqa: E402
 from spu_llm.core.machine import machine  # noqa: E402
 from tests.cluster.machines import machines  # noqa: E402
+from tests.kit.library import make_library  # noqa: E402
 from tests.kit.models import make_pair  # noqa: E402
 
 Row = dict[str, Any]
+SHIPPED = shipped("private"), shipped("public")
 
 
 class Sums:
@@ -71,8 +77,10 @@ def measured(
     return with_rows({"rows": list(rows)}, cells, said.append, keep, ray), kept, said
 
 
-def without_machine(rows: list[Row]) -> list[Row]:
-    return [{name: x for name, x in row.items() if name != "machine"} for row in rows]
+def without_machine(rows: list[Row], *others: str) -> list[Row]:
+    """Return rows without what two runs do not share."""
+    left_out = ("machine", *others)
+    return [{name: x for name, x in row.items() if name not in left_out} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +153,9 @@ def test_cells_are_sent_without_what_they_share() -> None:
         *(of.all_cells(model, model, plan) for of in (command, drawing, long)),
         parts.all_cells(model, parts.PartsPlan()),
         study.all_cells(model, study.NoirPlan()),
+        fakes.all_cells(fakes.FakesPlan()),
+        drafts.all_cells(*SHIPPED, drafts.DraftsPlan("", "", 8, 2)),
+        dp_text.all_cells(model, model, dp_text.DpTextPlan()),
     ]
     for cells in studies:
         size = len(cloudpickle.dumps(partial(common._task, cells, cells.planned[0], "", "")))
@@ -155,7 +166,8 @@ def test_cells_are_sent_without_what_they_share() -> None:
     ("options", "code", "words"),
     [
         (["watermark-long", "--ray", "127.0.0.1:1"], 2, "--ray 127.0.0.1:1: nobody answers there"),
-        (["fakes", "--ray", "127.0.0.1:1"], 2, "there is no option --ray"),
+        (["fakes", "--ray", "127.0.0.1:1"], 2, "--ray 127.0.0.1:1: nobody answers there"),
+        (["obfuscation", "--ray", "127.0.0.1:1"], 2, "there is no option --ray"),
     ],
 )
 def test_the_command_says_what_is_wrong(
@@ -181,3 +193,39 @@ def test_a_study_is_the_same_when_a_machine_is_lost(tmp_path: Path) -> None:
         there = drawing.measure(*pair, plan, lambda words: None, keep, (), nodes.address)
     assert rows == list(range(1, len(drawing.WAYS) + 1))
     assert without_machine(there["rows"]) == here["rows"]
+
+
+@pytest.mark.slow
+def test_fakes_are_the_same_on_a_cluster(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = (fakes.CELLS[0], fakes.FakesCell("2 tokens", tokens=2, most=32))
+    monkeypatch.setattr(fakes, "CELLS", some)
+    plan = fakes.FakesPlan(prompts=2)
+    here = fakes.measure(plan, lambda words: None)
+    there = fakes.measure(plan, lambda words: None, ray=address)
+    assert len(here["rows"]) == 6 and all("machine" in row for row in there["rows"])
+    assert without_machine(there["rows"], "seconds") == without_machine(here["rows"], "seconds")
+
+
+@pytest.mark.slow
+def test_private_text_is_the_same_on_a_cluster(address: str, tmp_path: Path) -> None:
+    library = make_library(tmp_path / "library")
+    plan = dp_text.DpTextPlan((10.0,), (2,), (5,), ("invisibleink", "augpe"), texts=3, tokens=12)
+    here = dp_text.measure(*SHIPPED, plan, lambda words: None, library=library)
+    # A run on a cluster goes on with rows of this machine.
+    done = [row for row in here["rows"] if row["method"] == "augpe"]
+    there = dp_text.measure(
+        *SHIPPED, plan, lambda words: None, done=done, ray=address, library=library
+    )
+    assert [row["method"] for row in there["rows"]] == ["real texts", "invisibleink", "augpe"]
+    assert without_machine(there["rows"]) == here["rows"] and there["worth"] == here["worth"]
+
+
+@pytest.mark.slow
+def test_drafts_are_the_same_on_a_cluster(address: str) -> None:
+    plan = drafts.DraftsPlan("private", "public", tokens=8, draft_length=2)
+    here = drafts.measure(*SHIPPED, plan, lambda words: None)
+    # A run on a cluster goes on with rows of this machine.
+    done = here["rows"][::2]
+    there = drafts.measure(*SHIPPED, plan, lambda words: None, done=done, ray=address)
+    assert without_machine(there["rows"]) == here["rows"]
+    assert sum("machine" in row for row in there["rows"]) == 30

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from experiments.common import commands
+from experiments.common.saved import DATA
 from experiments.dp_text import inputs as dp_text_inputs
 from experiments.dp_text import metrics
 from experiments.dp_text import report as dp_text_report
@@ -19,32 +22,9 @@ from models.hf import load_model
 from models.scoring import Scorer
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
+from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-
-SOURCE = '''"""Tests of part {0}."""
-
-class Test:
-    """Part {0} and its neighbours."""
-
-    def test_{0}(self):
-        """The {0} of it is kept."""
-
-    def test_other(self):
-        pass
-'''
-
-
-def make_library(root: Path, files: int = 24) -> Path:
-    """Return a standard library with tests, files beside them, and one that is no Python."""
-    folder = root / "test"
-    folder.mkdir(parents=True)
-    for i in range(files):
-        (folder / f"test_{i}.py").write_text(SOURCE.format(chr(97 + i) * 3), encoding="utf-8")
-    (folder / "bad.py").write_text("def (:\n", encoding="utf-8")
-    (folder / "latin.py").write_bytes(b'"""caf\xe9, which is not UTF-8."""\n')
-    (root / "code.py").write_text('"""Not a test, and longer than that."""\n', encoding="utf-8")
-    return root
-
+from tests.kit.library import make_library
 
 # ---- the corpus
 
@@ -187,6 +167,17 @@ def test_the_grid_has_every_method_once() -> None:
     assert DpTextCell("public-only", None, 1, 50).state(DpTextPlan(most_calls=10)) == "TLE"
 
 
+@pytest.mark.parametrize("name", ["dp_text", "dp_text_more"])
+def test_committed_files_are_of_a_plan_that_goes_on(name: str) -> None:
+    index = json.loads((DATA / "index.json").read_text(encoding="utf-8"))
+    options = cli.command_line().parse_args(index[name]["command"].split()[1:])
+    plan = dp_text.plan_of(options)
+    rows = commands.earlier(DATA / f"{name}.json", plan)
+    assert [dp_text.cell_of(row) for row in rows] == [dp_text.REAL, *cells(plan)]
+    with pytest.raises(InputError, match="no cells of this very plan"):
+        commands.earlier(DATA / f"{name}.json", replace(plan, iterations=(2,)))
+
+
 @pytest.mark.slow
 def test_the_command_measures_a_tiny_model(
     tmp_path: Path,
@@ -242,6 +233,12 @@ def test_the_command_measures_a_tiny_model(
     printed = capsys.readouterr().out
     assert "| Amin et al., as published, B = 2 | – | INF |" in printed
     assert "criterion ε = 10" in printed and picture.stat().st_size > 1000
+    # The same command goes on with the cells that a file lacks.
+    some = {**result, "rows": [row for i, row in enumerate(result["rows"]) if i not in (0, 4)]}
+    file.write_text(json.dumps(some), encoding="utf-8")
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert json.loads(file.read_text(encoding="utf-8"))["rows"] == result["rows"]
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from experiments.common import commands
+from experiments.common.saved import DATA
 from experiments.completions import drafts
-from experiments.completions.drafts import DraftedText, prompts_of, run, table
+from experiments.completions.drafts import (
+    DraftedText,
+    DraftsCell,
+    DraftsPlan,
+    prompts_of,
+    run,
+    table,
+)
 from models.chat import Template
 from models.draft import Proposer
 from models.ngrams import Ngrams
 from models.text_format import TextFormat
 from protocols.verification.distribution import Sampling
 from spu_llm.api.defaults import shipped
+from spu_llm.app import cli
+from spu_llm.core.errors import InputError
 
 GREEDY = Sampling(0.0)
 
@@ -75,7 +89,7 @@ def test_the_table_has_the_spread_over_prompts() -> None:
         }
         for t, steps in ((21, 10), (41, 10), (1, 0))
     ]
-    head, row = (line for line in table(runs).splitlines() if "---" not in line)
+    head, row = (line for line in table({"rows": runs}).splitlines() if "---" not in line)
     assert (
         "3.00 (2.00 to 4.00)" in row
         and "50%" in row
@@ -83,3 +97,29 @@ def test_the_table_has_the_spread_over_prompts() -> None:
         and row.endswith("| 0.50 |")
         and drafts.COLUMNS[4].head in head
     )
+
+
+@pytest.mark.parametrize("name", ["drafts_shipped", "drafts_smollm2", "drafts_t5"])
+def test_committed_files_go_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that a file lacks is counted alone, and its row stands in its place."""
+    index = json.loads((DATA / "index.json").read_text(encoding="utf-8"))
+    options = cli.command_line().parse_args(index[name]["command"].split()[1:])
+    small = options.draft_model or shipped("public")
+    plan = DraftsPlan(
+        (options.model or shipped("private")).name, small.name, options.tokens, options.draft_length
+    )
+    rows = commands.earlier(DATA / f"{name}.json", plan)
+    asked = []
+
+    def row(study: object, cell: DraftsCell, say: object) -> drafts.Row:
+        asked.append(cell)
+        return rows[13]
+
+    monkeypatch.setattr(drafts.Study, "row", row)
+    monkeypatch.setattr(drafts.Study, "__init__", lambda *given: None)
+    for done in (rows, [row for row in rows if row is not rows[13]]):
+        again = drafts.measure(shipped("private"), small, plan, lambda words: None, done=done)
+        assert again["rows"] == rows
+    assert asked == [DraftsCell("the draft model", 0.0, 3)]
+    with pytest.raises(InputError, match="no cells of this very plan"):
+        commands.earlier(DATA / f"{name}.json", replace(plan, draft_model=None))

@@ -8,12 +8,15 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.common import commands
+from experiments.common.saved import DATA
 from experiments.confidential import fakes
-from experiments.confidential.fakes import CELLS, FakesCell, Warm, misspelt, secrets
+from experiments.confidential.fakes import CELLS, FakesCell, FakesPlan, Warm, misspelt, secrets
 from models.hf import load_model
 from models.scoring import Scorer
 from models.tokenizer import Tokenizer
 from spu_llm.api.defaults import shipped
+from spu_llm.core.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,23 @@ def test_cells_differ_from_words_in_one_thing() -> None:
         same = replace(cell, name=words.name)
         changed = [name for name, value in asdict(same).items() if value != asdict(words)[name]]
         assert len(changed) == 1
+
+
+def test_the_committed_file_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that it lacks is measured alone, and its row stands in its place."""
+    rows = commands.earlier(DATA / "fakes.json", FakesPlan())
+    asked = []
+
+    def row_of(plan: FakesPlan, cell: FakesCell, eps: float, say: object) -> fakes.Row:
+        asked.append((plan, cell, eps))
+        return rows[4]
+
+    monkeypatch.setattr(fakes, "row_of", row_of)
+    for done in (rows, [row for row in rows if row is not rows[4]]):
+        assert fakes.measure(FakesPlan(), lambda words: None, done=done)["rows"] == rows
+    assert asked == [(FakesPlan(), CELLS[1], fakes.EPSILONS[1])]
+    with pytest.raises(InputError, match="no cells of this very plan"):
+        commands.earlier(DATA / "fakes.json", FakesPlan(seed=1))
 
 
 def test_the_table_has_a_line_for_each_cell() -> None:
