@@ -61,8 +61,8 @@ class Limits:
         if not 0.01 <= self.seconds <= 3600:
             raise InputError(f"--seconds must be 0.01 to 3600, found {self.seconds:g}")
         if not 64 << 20 <= self.memory_bytes <= 1 << 40:
-            found = self.memory_bytes >> 20
-            raise InputError(f"--memory must be 64 to 1048576 MB, found {found}")
+            megabytes = self.memory_bytes >> 20
+            raise InputError(f"--memory must be 64 to 1048576 MB, found {megabytes}")
 
 
 def run_tests(
@@ -96,7 +96,6 @@ def _said(
     program: str, tests: Sequence[str], folder: Path, limits: Limits, stopped: Callable[[], bool]
 ) -> Iterator[str]:
     """Yield how the program loaded, then what became of tests, until one ends the process."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
     kept = ("LD_LIBRARY_PATH", "LANG", "LC_ALL")
     alone = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     given = {
@@ -108,7 +107,7 @@ def _said(
         "seconds": math.ceil(limits.seconds * (len(tests) + 1)) + 1,
     }
     process = subprocess.Popen(
-        [sys.executable, "-s", "-B", "-c", code],
+        [sys.executable, "-s", "-B", "-c", _code()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -137,6 +136,10 @@ def _said(
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def _code() -> str:
+    return f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
 
 
 def _lines(

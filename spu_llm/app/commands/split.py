@@ -145,7 +145,7 @@ def _score(options: argparse.Namespace) -> None:
             options.jobs,
             lambda done, total: progress.update(f"{done} of {total} programs run"),
         )
-    write_json(options.json, scores.to_json() | {"machine": machine()})
+    write_json(options.json, scores.to_json() | {"machine": dataclasses.asdict(machine())})
     show(*lines_of(scores))
 
 
