@@ -137,6 +137,12 @@ def add_solve(roles: Any, run: Run) -> None:
         metavar="N",
         help="completions of each task; Pass@r takes r, the paper 2 r (default: %(default)s)",
     )
+    solve.add_argument(
+        "--chat",
+        action="store_true",
+        help="ask in a chat, by the model's template, for the whole program: for models that are "
+        "tuned to follow instructions",
+    )
     solve.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     solve.add_argument(
         "--temperature",

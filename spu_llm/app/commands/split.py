@@ -118,7 +118,15 @@ def _solve(options: argparse.Namespace) -> None:
     check_output(options.completions, "--completions")
     _say_insecure(options.mode)
     with closing(Stages()) as stages:
-        made = solve(client, tasks, options.completions, options.samples, asked, stages.on_event)
+        made = solve(
+            client,
+            tasks,
+            options.completions,
+            options.samples,
+            asked,
+            stages.on_event,
+            chat=options.chat,
+        )
     show(f"{options.completions}: {made} completions more")
 
 
