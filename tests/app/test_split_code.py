@@ -119,3 +119,29 @@ def test_from_a_model_to_pass_at_r(start: Start, tmp_path: Path) -> None:
     assert three[:2] == two and len(three) == 3
     command = start("split", "score", *paths)
     assert command.wait(END_S) == 0 and "1 tasks, 3 completions" in command.stdout
+
+
+@pytest.mark.slow
+def test_a_tuned_model_solves_tasks(start: Start, tmp_path: Path) -> None:
+    """In noir, under secrets that a round of tuning made, with random letters before prompts."""
+    model, tasks, made = make_model(tmp_path / "model"), tasks_in(tmp_path), tmp_path / "made.jsonl"
+    tasks.write_text(tasks.read_text().splitlines(keepends=True)[0])
+    texts, secrets = tmp_path / "texts.jsonl", tmp_path / "secrets"
+    texts.write_text(40 * '{"text": "def read(path):\\n    return alpha beta gamma"}\n')
+    here = ["--insecure", "--mode", "noir", "--model", str(model)]
+    provider = start("split", "serve", *here, "--listen", "127.0.0.1:0")
+    here += ["--server", f"127.0.0.1:{provider.until_listening()}", "--secrets", str(secrets)]
+    small = ["--rounds", "1", "--batch", "4", "--length", "16", "--epsilon", "4"]
+    tuned = start("split", "tune", *here, "--texts", str(texts), *small)
+    assert tuned.wait(RUN_S) == 0, tuned.stderr
+    paths = ["--tasks", str(tasks), "--completions", str(made)]
+    command = start("split", "solve", *here, *paths, "--max-new-tokens", "4", "--random-prefix")
+    assert command.wait(RUN_S) == 0 and "insecure" not in command.stderr, command.stderr
+    assert len(made.read_text().splitlines()) == 2
+    assert "Pass@2" in solved_scores(start, paths)
+
+
+def solved_scores(start: Start, paths: list[str]) -> str:
+    command = start("split", "score", *paths, "--r", "2")
+    assert command.wait(END_S) == 0, command.stderr
+    return command.stdout
