@@ -10,7 +10,7 @@ from pathlib import Path
 
 from models.chat import Message, Template
 from models.tokenizer import Tokenizer
-from spu_llm.api.events import OnEvent
+from spu_llm.api.events import Note, OnEvent
 from spu_llm.api.split import SplitClient, SplitOptions
 from spu_llm.core.errors import InputError
 from spu_llm.service.rendering import render_apart
@@ -46,13 +46,16 @@ def solve(
     asks = _in_chat(client.model) if chat else lambda task: task.prompt
     made = 0
     for number, task in enumerate(tasks):
-        if (lacking := samples - len(there.get(task.id, ()))) <= 0:
+        have = len(there.get(task.id, ()))
+        if (lacking := samples - have) <= 0:
             continue
         asked = dataclasses.replace(
             options,
             stop=options.stop or ((_FENCE,) if chat else STOPS[task.layout]),
-            seed=None if options.seed is None else options.seed + number,
+            # Others than those that are there.
+            seed=None if options.seed is None else options.seed + number + have * len(tasks),
         )
+        on_event(Note(f"task {task.id}, {number + 1} of {len(tasks)}"))
         texts = client.complete_each([asks(task)] * lacking, asked, on_event)
         _append(completions, task.id, texts)
         made += lacking

@@ -107,9 +107,11 @@ def test_from_a_model_to_pass_at_r(start: Start, tmp_path: Path) -> None:
 
     def solved(samples: int) -> list[str]:
         options = ["--samples", str(samples), "--max-new-tokens", "4", "--seed", "1"]
+        there = len(made.read_text().splitlines()) if made.exists() else 0
         command = start("split", "solve", *here, *where, *paths, *options)
         assert command.wait(RUN_S) == 0, command.stderr
         assert "is insecure" in command.stderr
+        assert ("task own/0, 1 of 1" in command.stderr) == (there < samples)
         return made.read_text().splitlines()
 
     two = solved(2)
