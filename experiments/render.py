@@ -31,6 +31,7 @@ from experiments.fidelity import pieces as fidelity
 from experiments.gateway import chatting
 from experiments.gateway import report as gateway_report
 from experiments.split import parts as noir_parts
+from experiments.split import programs as split_programs
 from experiments.split import report as noir_report
 from experiments.split import runs as split_runs
 from experiments.spu_baseline import options
@@ -226,6 +227,7 @@ TABLES: dict[str, Tables] = {
     "noir_more": single("noir_more", noir_report.in_results, seconds=False),
     "noir_parts": single("noir_parts", noir_parts.in_results, seconds=False),
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),
+    "split_programs": single("split_programs", split_programs.in_results, seconds=False),
     "split_runs": Tables(("split_runs",), split_runs.in_results),
     "watermark": single("watermark", watermark_report.in_results, seconds=False),
     **{

@@ -28,14 +28,15 @@ from spu_llm.api.completion import (
     payload,
 )
 from spu_llm.api.defaults import DRAFT_LENGTH, shipped
-from spu_llm.api.events import OnEvent, Token, event_of
+from spu_llm.api.events import Event, OnEvent, Token, event_of
 from spu_llm.api.preparation import Prepared, likely_steps, prepare
 from spu_llm.api.provider import Provider, path_of
 from spu_llm.api.texts import encoded
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
+from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
-from spu_llm.service.client import Server, run_as_client
+from spu_llm.service.client import Server, SessionOutcome, run_as_client
 from spu_llm.systems.decoding.request import check_sampling
 from spu_llm.systems.split.modes import ENDS, MODES, MPC, NOIR
 from spu_llm.systems.split.records import GENERATE, GenerateInputs, GenerateRequest, check_front
@@ -133,6 +134,21 @@ class SplitClient:
             return complete(self._call(prompt, options, started), on_event, on_wait)
         return self._complete_by_rows(prompt, options, on_event, started)
 
+    def complete_each(
+        self,
+        prompts: Sequence[str],
+        options: SplitOptions = SplitOptions(),
+        on_event: OnEvent = lambda event: None,
+    ) -> list[str]:
+        """Return a completion of each secret prompt, all of one session, in mode plain or noir;
+        arguments and errors as of `complete`. The provider learns how long each prompt is.
+        """
+        if self.mode == MPC:
+            raise InputError("--mode mpc has a text a session; use plain or noir")
+        options.check(self.mode)
+        texts = self._by_rows(prompts, options, on_event)[0].result["texts"]
+        return [text["text"] for text in texts]
+
     def prepare(
         self,
         prompt: str | int,
@@ -225,59 +241,14 @@ class SplitClient:
     def _complete_by_rows(
         self, prompt: str, options: SplitOptions, on_event: OnEvent, started: float
     ) -> Completion:
-        check_text(prompt, "the prompt")
-        server = self.server()
-        config, params = self.loaded()
-        tokenizer = Tokenizer.load(self.model)
-        Stops.of(options.stop, tokenizer)
-        secrets = self._tuned(config)
-        if options.random_prefix:
-            prompt = "".join(choice(string.ascii_lowercase) for _ in range(PREFIX_LETTERS)) + prompt
-        tokens = tokenizer.encode(prompt)
-        settings = None if secrets is None else secrets.settings
-        lora = 0 if settings is None else settings.lora
-        request = GenerateRequest(
-            self.mode,
-            *self.split,
-            ends_digest(params, self.split),
-            options.precision,
-            tuning=settings.id if settings is not None and lora else "",
-            lora=lora,
-            round=secrets.round if secrets is not None and lora else 0,
-            prompt_tokens=(len(tokens),),
-            max_new_tokens=options.max_new_tokens,
-        )
-        if settings is not None and settings.ends != request.ends:
-            raise InputError("--secrets are of another model; give that one as --model")
-        request.check(config)
-        model, where = self.model.absolute(), self.secrets and self.secrets.absolute()
-        inputs = GenerateInputs(
-            [tokens],
-            str(model),
-            "" if where is None else str(where),
-            options.temperature,
-            options.top_p,
-            list(options.stop),
-            options.seed,
-        )
         first_token: list[float] = []
 
-        def heard(said: dict[str, Any], relay: Relay) -> None:
-            if (event := event_of(said, relay)) is None:
-                return
+        def heard(event: Event) -> None:
             if isinstance(event, Token) and not first_token:
                 first_token.append(time.monotonic() - started)
             on_event(event)
 
-        outcome, agreed = run_as_client(
-            server,
-            GENERATE,
-            request,
-            inputs,
-            heard,
-            tokenizer=tokenizer,
-            reads=[*files_of(model), *([] if where is None else [where])],
-        )
+        outcome, agreed = self._by_rows([prompt], options, heard)
         result, phases = outcome.result, {"offline": [], "online": ["prefill", "decode"]}
         (text,) = result["texts"]
         seconds = {phase: round(s, 3) for phase, s in result["seconds"].items()}
@@ -304,6 +275,61 @@ class SplitClient:
             },
         )
 
+    def _by_rows(
+        self, prompts: Sequence[str], options: SplitOptions, on_event: OnEvent
+    ) -> tuple[SessionOutcome, Manifest]:
+        """Complete all prompts in a session; return its outcome, and what both parties agreed."""
+        for prompt in prompts:
+            check_text(prompt, "the prompt")
+        server = self.server()
+        config, params = self.loaded()
+        tokenizer = Tokenizer.load(self.model)
+        Stops.of(options.stop, tokenizer)
+        secrets = self._tuned(config)
+        before = [_random_letters() if options.random_prefix else "" for _ in prompts]
+        texts = [b + prompt for b, prompt in zip(before, prompts, strict=True)]
+        tokens = [tokenizer.encode(text) for text in texts]
+        settings = None if secrets is None else secrets.settings
+        lora = 0 if settings is None else settings.lora
+        request = GenerateRequest(
+            self.mode,
+            *self.split,
+            ends_digest(params, self.split),
+            options.precision,
+            tuning=settings.id if settings is not None and lora else "",
+            lora=lora,
+            round=secrets.round if secrets is not None and lora else 0,
+            prompt_tokens=tuple(map(len, tokens)),
+            max_new_tokens=options.max_new_tokens,
+        )
+        if settings is not None and settings.ends != request.ends:
+            raise InputError("--secrets are of another model; give that one as --model")
+        request.check(config)
+        model, where = self.model.absolute(), self.secrets and self.secrets.absolute()
+        inputs = GenerateInputs(
+            tokens,
+            str(model),
+            "" if where is None else str(where),
+            options.temperature,
+            options.top_p,
+            list(options.stop),
+            options.seed,
+        )
+
+        def heard(said: dict[str, Any], relay: Relay) -> None:
+            if (event := event_of(said, relay)) is not None:
+                on_event(event)
+
+        return run_as_client(
+            server,
+            GENERATE,
+            request,
+            inputs,
+            heard,
+            tokenizer=tokenizer,
+            reads=[*files_of(model), *([] if where is None else [where])],
+        )
+
     def _tuned(self, config: ModelConfig) -> ClientSecrets | None:
         """Return what was tuned; None in plain without it. InputError where it does not fit."""
         if self.secrets is None:
@@ -313,6 +339,10 @@ class SplitClient:
         secrets = ClientSecrets.load(self.secrets.absolute(), config)
         _check_place(secrets.settings, self)
         return secrets
+
+
+def _random_letters() -> str:
+    return "".join(choice(string.ascii_lowercase) for _ in range(PREFIX_LETTERS))
 
 
 def _check_place(settings: Settings, client: SplitClient) -> None:

@@ -33,6 +33,7 @@ from spu_llm.systems.split.modes import (
 )
 
 BATCH, LENGTH, ROUNDS, SAVE_EVERY, LEARNING_RATE = 16, 64, 200, 10, 1e-3
+TEMPERATURE = 0.25  # of programs, the paper's
 MOST_TOKENS = 4096  # whose probabilities fit into memory at once
 
 Run = Callable[[argparse.Namespace], None]
@@ -113,6 +114,135 @@ def add_generate(roles: Any, run: Run) -> None:
     _add_text_on_shares(generate)
     generate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     generate.set_defaults(run=run, ranges=None)
+
+
+def add_solve(roles: Any, run: Run) -> None:
+    solve = roles.add_parser(
+        "solve",
+        help="client: programs for tasks with tests",
+        description="Completions of programming tasks, for 'split score': those of a task are a "
+        "session, and are appended to --completions as JSON Lines. Repeated, the command makes "
+        "what is missing. The untouched model is --mode plain without --secrets. " + ABOUT,
+    )
+    _common(solve, (PLAIN, NOIR))
+    solve.add_argument("--server", required=True, metavar="HOST:PORT")
+    _tasks(solve)
+    solve.add_argument(
+        "--completions", type=Path, required=True, metavar="FILE", help="where they are appended"
+    )
+    solve.add_argument(
+        "--samples",
+        type=int,
+        default=2,
+        metavar="N",
+        help="completions of each task; Pass@r takes r, the paper 2 r (default: %(default)s)",
+    )
+    solve.add_argument(
+        "--chat",
+        action="store_true",
+        help="ask in a chat, by the model's template, for the whole program: for models that are "
+        "tuned to follow instructions",
+    )
+    solve.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    solve.add_argument(
+        "--temperature",
+        type=float,
+        default=TEMPERATURE,
+        metavar="T",
+        help="0 is greedy (default: %(default)s, the paper's)",
+    )
+    solve.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw among the likeliest that hold mass P",
+    )
+    solve.add_argument("--seed", type=int, metavar="S", help="fix sampling")
+    solve.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="DIR",
+        help="what split tune made: codebook, permutation, tuned ends",
+    )
+    solve.add_argument(
+        "--random-prefix",
+        action="store_true",
+        help="in noir: put 8 random letters before each prompt",
+    )
+    _precision(solve)
+    solve.set_defaults(
+        run=run,
+        ranges=None,
+        pool=None,
+        jobs=None,
+        hint_cache=None,
+        standard=False,
+        draft_length=None,
+    )
+
+
+def add_score(roles: Any, run: Run) -> None:
+    score = roles.add_parser(
+        "score",
+        help="run the tests of programs: Pass@r, Fusi, and who wins",
+        description="Run programs that a model wrote, each with the tests of its task, and print "
+        "Pass@r, Fusi against the reference (NOIR, Eq. 1) and for how many tasks the completions "
+        "would win by the paper's rules, were they an attacker's reconstructions. A program has a "
+        "process of its own without network, other programs, threads, and files but Python's "
+        "libraries and an empty folder (Landlock, seccomp). Where this machine has not both, "
+        "nothing is run.",
+    )
+    _tasks(score)
+    score.add_argument(
+        "--completions",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='JSON Lines {"task_id": ..., "completion": "..."}, as many of a task as there are; '
+        "what split solve made",
+    )
+    score.add_argument(
+        "--r",
+        type=_numbers,
+        metavar="R,...",
+        help="of Pass@r (default: 1 and 10, as far as there are completions)",
+    )
+    score.add_argument(
+        "--seconds",
+        type=float,
+        default=3.0,
+        metavar="S",
+        help="that a program may take to load, and for each test (default: %(default)g)",
+    )
+    score.add_argument(
+        "--memory", type=int, default=1024, metavar="MB", help="of a program (default: %(default)s)"
+    )
+    score.add_argument(
+        "--jobs", type=int, metavar="N", help="programs at a time (default: one a core)"
+    )
+    score.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    score.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    score.set_defaults(run=run)
+
+
+def _tasks(parser: Any) -> None:
+    parser.add_argument(
+        "--tasks",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON Lines in the layout of HumanEval (task_id, prompt, canonical_solution, test, "
+        "entry_point) or MBPP (task_id, text, code, test_list, test_setup_code)",
+    )
+
+
+def _numbers(given: str) -> tuple[int, ...]:
+    """Return whole numbers between commas."""
+    try:
+        return tuple(dict.fromkeys(int(number) for number in given.split(",")))
+    except ValueError:
+        raise InputError(f"--r must be whole numbers like 1,10, found {given!r}") from None
 
 
 def add_prepare(roles: Any, run: Run) -> None:

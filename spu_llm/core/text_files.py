@@ -43,13 +43,15 @@ def read_json_texts(path: Path, option: str) -> list[str]:
     texts = []
     for number, record in enumerate(read_json_lines(path, option), 1):
         if not isinstance(text := record.get("text"), str):
-            raise _not_a_record(path, option, number)
+            raise not_a_record(path, option, number, '{"text": "..."}')
         texts.append(text)
     return texts
 
 
-def read_json_lines(path: Path, option: str) -> list[dict[str, Any]]:
-    """Return the object on each line of a JSON Lines file, as `read_json_texts` does."""
+def read_json_lines(path: Path, option: str, like: str = '{"text": "..."}') -> list[dict[str, Any]]:
+    """Return the object on each line of a JSON Lines file, as `read_json_texts` does; `like`: an
+    example for the error.
+    """
     lines = read_text(path, option).split("\n")
     while lines and _is_blank(lines[-1]):
         lines.pop()
@@ -57,15 +59,14 @@ def read_json_lines(path: Path, option: str) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         record = _record_in(line)
         if record is None:
-            raise _not_a_record(path, option, number)
+            raise not_a_record(path, option, number, like)
         records.append(record)
     return records
 
 
-def _not_a_record(path: Path, option: str, number: int) -> InputError:
-    return InputError(
-        f'{path}, of {option}, line {number}: must be a JSON object like {{"text": "..."}}'
-    )
+def not_a_record(path: Path, option: str, number: int, like: str) -> InputError:
+    """Return the error for a line that is no object like `like`."""
+    return InputError(f"{path}, of {option}, line {number}: must be a JSON object like {like}")
 
 
 def _is_blank(line: str) -> bool:

@@ -185,7 +185,9 @@ _ALLOWED = {
     "renameat2": 316,
     "statx": 332,
     "faccessat2": 439,
-    # sockets, all of which are TCP (`_socket`), or were open before
+}
+# Sockets, all of which are TCP (`_conditions`), or were open before.
+_SOCKETS = {
     "connect": 42,
     "accept": 43,
     "sendto": 44,
@@ -225,17 +227,21 @@ _FCNTL = (*range(8), 36, 37, 38, 1030, 1031, 1032, 1033, 1034)
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 
+_OF_TRUSTED: Mapping[int, Sequence[Condition]] = {
+    41: (  # socket
+        Condition(0, (_INTERNET, _INTERNET_6)),
+        Condition(1, (_STREAM,), 0xFFFFFFFF ^ _SOCKET_FLAGS),
+        Condition(2, (0, _TCP)),
+    ),
+    # A process would outlive this one, and its supervisor.
+    56: (Condition(0, (_OF_THREADS,), _OF_THREADS | _NEW_NAMESPACES),),  # clone
+}
+
+
 def _conditions(pid: int) -> Mapping[int, Sequence[Condition]]:
     """Return what arguments of a call must be, by its number, in a process with this id."""
     own, oneself = Condition(0, (pid,)), Condition(0, (0,))
     return {
-        41: (  # socket
-            Condition(0, (_INTERNET, _INTERNET_6)),
-            Condition(1, (_STREAM,), 0xFFFFFFFF ^ _SOCKET_FLAGS),
-            Condition(2, (0, _TCP)),
-        ),
-        # A process would outlive this one, and its supervisor.
-        56: (Condition(0, (_OF_THREADS,), _OF_THREADS | _NEW_NAMESPACES),),  # clone
         62: (own,),  # kill
         234: (own,),  # tgkill
         302: (oneself,),  # prlimit64
@@ -256,16 +262,17 @@ _KILL = 0x80000000
 _SECCOMP = 317
 
 
-def confine_calls() -> bool:
+def confine_calls(*, untrusted: bool = False) -> bool:
     """Leave all threads of this process the calls above alone: others fail with EPERM, or ENOSYS.
-    Return whether that was done: False, with nothing changed, where the kernel or the processor
-    does not have this. Needs no_new_privs. WorkerError where it has, but it did not work.
+    `untrusted`: without sockets and further threads. Return whether that was done: False, with
+    nothing changed, where the kernel or the processor does not have this. Needs no_new_privs.
+    WorkerError where it has, but it did not work.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     get_action, errno_action = 2, struct.pack("I", _REFUSE & 0xFFFF0000)
     if platform.machine() != "x86_64" or libc.syscall(_SECCOMP, get_action, 0, errno_action) != 0:
         return False
-    code = filter_code(os.getpid())
+    code = filter_code(os.getpid(), untrusted=untrusted)
     content = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(content))
     set_filter, all_threads = 1, 1
@@ -274,14 +281,16 @@ def confine_calls() -> bool:
     return True
 
 
-def filter_code(pid: int) -> bytes:
+def filter_code(pid: int, *, untrusted: bool = False) -> bytes:
     """Return the filter in the kernel's BPF: by architecture, number, and some arguments."""
+    allowed = _ALLOWED if untrusted else _ALLOWED | _SOCKETS
+    conditions = _conditions(pid) if untrusted else {**_OF_TRUSTED, **_conditions(pid)}
     code = [_load(4), _jump(_EQUAL, _ARCHITECTURE, 1, 0), _answer(_KILL), _load(0)]
     code += [_jump(_AT_LEAST, _FIRST_OF_X32, 0, 1), _answer(_REFUSE)]
-    for number in _ALLOWED.values():
+    for number in allowed.values():
         code += [_jump(_EQUAL, number, 0, 1), _answer(_ALLOW)]
-    for number, conditions in _conditions(pid).items():
-        body = [line for condition in conditions for line in _required(condition)]
+    for number, required in conditions.items():
+        body = [line for condition in required for line in _required(condition)]
         code += [_jump(_EQUAL, number, 0, len(body) + 1), *body, _answer(_ALLOW)]
     code += [_jump(_AT_LEAST, _SINCE_5_1, 0, 1), _answer(_UNKNOWN), _answer(_REFUSE)]
     return b"".join(code)

@@ -11,6 +11,7 @@ import ctypes
 import importlib.util
 import os
 import resource
+import signal
 import stat
 import struct
 import sys
@@ -18,6 +19,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spu_llm.core.errors import WorkerError
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, however it dies."""
+    pr_set_pdeathsig = 1
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def drop_rights() -> None:
@@ -37,6 +47,7 @@ _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _EXECUTE, _WRITE, _READ, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 # Remove files and directories, make these and links; no devices, pipes or sockets.
 _CHANGE = _WRITE | sum(1 << bit for bit in (4, 5, 7, 8, 12))
+_MAKE_DIR = 1 << 7
 _MAKE_OTHERS = sum(1 << bit for bit in (6, 9, 10, 11))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14  # since versions 2 and 3 of the interface
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE  # that a rule for a single file may name
@@ -80,15 +91,35 @@ _SYSTEM = (
     "/etc/ssl/openssl.cnf",
     "/etc/ssl/certs",
 )
+# What Python and its packages need where nothing may be learned of the machine.
+_LIBRARIES = (
+    "/usr/lib",
+    "/usr/lib64",
+    "/lib",
+    "/lib64",
+    "/nix/store",
+    "/usr/share/zoneinfo",
+    "/dev/null",
+    "/dev/zero",
+    "/dev/urandom",
+    "/dev/random",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+)
 
 
 def confine_files(
-    reads: Iterable[Path], writes: Iterable[Path], lists: Iterable[Path] = ()
+    reads: Iterable[Path],
+    writes: Iterable[Path],
+    lists: Iterable[Path] = (),
+    *,
+    untrusted: bool = False,
 ) -> bool:
     """Let this thread read nothing but the system, Python, and what lies below `reads` and
     `writes`, change nothing but what lies below `writes`, and run no program; of `lists` it sees
-    what files there are. Return whether that was done: False, with nothing changed, where the
-    kernel does not have this.
+    what files there are. `untrusted`: of the system and Python it reads libraries alone, of
+    /proc nothing, and it makes no folders. Return whether that was done: False, with nothing
+    changed, where the kernel does not have this.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE, None, ctypes.c_size_t(0), 1)
@@ -102,19 +133,15 @@ def confine_files(
     rules = libc.syscall(_CREATE, handled, ctypes.c_size_t(len(handled)), 0)
     _check(rules >= 0 and len(os.listdir("/proc/self/task")) == 1, "files")
     try:
-        libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-        readable = (sys.prefix, sys.base_prefix, *sys.path, *libraries, *_SYSTEM)
-        python = {Path(p) for p in readable if p}
-        python -= {Path.cwd()}  # on the path of `python -m`, whatever is there
-        python |= set(map(Path, _own_packages()))
-        for path in python.union(reads):
+        for path in (library_folders() if untrusted else _python_and_system()).union(reads):
             _allow(libc, rules, path, read)
         for path in writes:
-            _allow(libc, rules, path, read | change)
+            _allow(libc, rules, path, read | (change & ~_MAKE_DIR if untrusted else change))
         for path in lists:
             _allow(libc, rules, path, _READ_DIR)
-        # Stays open: the rule is for this entry, which the kernel might make anew otherwise.
-        _allow_opened(libc, rules, os.open(_OWN_PROCESS, os.O_PATH | os.O_CLOEXEC), read)
+        if not untrusted:
+            # Stays open: the rule is for this entry, which the kernel might make anew otherwise.
+            _allow_opened(libc, rules, os.open(_OWN_PROCESS, os.O_PATH | os.O_CLOEXEC), read)
         _allow(libc, rules, Path("/dev/null"), _READ | _WRITE)
         _check(libc.syscall(_RESTRICT, rules, 0) == 0, "files")
     finally:
@@ -126,6 +153,25 @@ def _check(done: bool, what: str) -> None:
     """Raise WorkerError where the kernel has it, but it did not work: there is no session then."""
     if not done:
         raise WorkerError(f"the worker could not be confined: {what}")
+
+
+def library_folders() -> set[Path]:
+    """Return where Python's modules, installed packages and the system's libraries lie."""
+    prefixes = (sys.prefix, sys.base_prefix)
+    modules = {Path(prefix, name) for prefix in prefixes for name in ("lib", "lib64")}
+    return modules | _linked() | set(map(Path, _LIBRARIES))
+
+
+def _linked() -> set[Path]:
+    """Return where the environment has the linker look for libraries."""
+    return {Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p}
+
+
+def _python_and_system() -> set[Path]:
+    readable = (sys.prefix, sys.base_prefix, *sys.path, *_SYSTEM)
+    python = _linked() | {Path(p) for p in readable if p}
+    python -= {Path.cwd()}  # on the path of `python -m`, whatever is there
+    return python | set(map(Path, _own_packages()))
 
 
 def _own_packages() -> list[str]:

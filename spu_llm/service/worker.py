@@ -9,11 +9,9 @@ descriptor it hands over its connections (`spu_llm.net.worker_side`). It dies wi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import queue
-import signal
 import socket
 import sys
 import tempfile
@@ -31,7 +29,7 @@ from spu_llm.net.manifest import JOBS, SESSION
 from spu_llm.net.stream_channel import Channels
 from spu_llm.net.worker_side import hand_over, leave_network
 from spu_llm.service.calls import confine_calls
-from spu_llm.service.confine import confine_files, drop_rights
+from spu_llm.service.confine import confine_files, die_with_parent, drop_rights
 from spu_llm.service.store_door import StoreBehindDoor
 from spu_llm.service.task import Start, Task
 from spu_llm.systems.program import Hear, Job, Program
@@ -110,7 +108,7 @@ class Said:
 def main() -> None:
     """Run one task; exit code 0 also after a reported error (the event says which)."""
     apart = leave_network()  # before there is another thread
-    _die_with_parent()
+    die_with_parent()
     drop_rights()
     settle()
     start = Start.of(sys.argv[1])
@@ -305,15 +303,6 @@ def _first_line(exc: BaseException) -> str:
     lines = [line.strip() for line in str(exc).splitlines()]
     said = [line for line in lines if line and line != "what:"]
     return said[0][:300] if said else type(exc).__name__
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when its supervisor dies, however it dies."""
-    pr_set_pdeathsig = 1
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class AttackOutcome:
         return "; ".join(parts)
 
 
-def wilson(successes: int, tries: int) -> tuple[float, float]:
+def wilson(successes: float, tries: int) -> tuple[float, float]:
     """Return the 95 % score interval of a rate. ValueError unless 0 <= successes <= tries and 0 <
     tries.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import struct
@@ -131,25 +132,42 @@ def test_calls_that_reach_further(tried: dict[str, object]) -> None:
     assert tried["reach from an older thread"] == "EPERM"
 
 
+def answer_of(code: bytes, number: int, *arguments: int, architecture: int = 0xC000003E) -> int:
+    """Return what a filter answers to a call."""
+    data, at, loaded = {0: number, 4: architecture}, 0, 0
+    data |= {16 + 8 * i: value for i, value in enumerate(arguments)}
+    while True:
+        kind, then, otherwise, value = struct.unpack_from("HBBI", code, 8 * at)
+        at += 1
+        if kind == 0x20:
+            loaded = data[value]
+        elif kind == 0x54:
+            loaded &= value
+        elif kind == 0x06:
+            return int(value)
+        else:
+            at += then if {0x15: loaded == value, 0x35: loaded >= value}[kind] else otherwise
+
+
+def test_the_untrusted_have_no_sockets_and_threads() -> None:
+    """All else is answered as in a worker."""
+    pid, allow, refuse = 4242, 0x7FFF0000, 0x00050001
+    ours, theirs = (calls.filter_code(pid, untrusted=untrusted) for untrusted in (False, True))
+    socket, clone, thread = (41, 2, 1, 0), 56, 0x003D0F00
+    differ = {*range(42, 53), 54, 55, 288, 299, 307}
+    for number in range(470):
+        given = (number, pid, 0, 0)
+        expected = refuse if number in differ else answer_of(ours, *given)
+        assert answer_of(theirs, *given) == expected, number
+    for call in (socket, (clone, thread), (clone, 17)):
+        assert answer_of(theirs, *call) == refuse
+    assert answer_of(ours, *socket) == answer_of(ours, clone, thread) == allow
+
+
 def test_what_each_number_is_answered() -> None:
     """By hand, argument by argument."""
     pid = 4242
-    code = calls.filter_code(pid)
-
-    def answer(number: int, *arguments: int, architecture: int = 0xC000003E) -> int:
-        data, at, loaded = {0: number, 4: architecture}, 0, 0
-        data |= {16 + 8 * i: value for i, value in enumerate(arguments)}
-        while True:
-            kind, then, otherwise, value = struct.unpack_from("HBBI", code, 8 * at)
-            at += 1
-            if kind == 0x20:
-                loaded = data[value]
-            elif kind == 0x54:
-                loaded &= value
-            elif kind == 0x06:
-                return int(value)
-            else:
-                at += then if {0x15: loaded == value, 0x35: loaded >= value}[kind] else otherwise
+    answer = functools.partial(answer_of, calls.filter_code(pid))
 
     allow, refuse, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
     for number in (0, 9, 202, 257, 334, 436, 449):

@@ -40,6 +40,8 @@ def add_command(commands: Any) -> None:
     roles = split.add_subparsers(dest="role", required=True, parser_class=type(split))
     split_options.add_serve(roles, _serve)
     split_options.add_generate(roles, _generate)
+    split_options.add_solve(roles, _solve)
+    split_options.add_score(roles, _score)
     split_options.add_prepare(roles, _prepare)
     split_options.add_tune(roles, _tune)
     split_options.add_bounds(roles, _bounds)
@@ -103,6 +105,56 @@ def _generate(options: argparse.Namespace) -> None:
         screen.finish()
     screen.summary(result)
     write_json(options.json, result.to_json())
+
+
+def _solve(options: argparse.Namespace) -> None:
+    """Append completions to `--completions`; show progress on stderr, the count on stdout."""
+    from spu_llm.api.solving import solve
+    from spu_llm.app.screen import Stages
+    from spu_llm.systems.split.code_tasks import read_tasks
+
+    tasks = read_tasks(options.tasks)
+    client, asked = _client(options), _text_options(options)
+    check_output(options.completions, "--completions")
+    _say_insecure(options.mode)
+    with closing(Stages()) as stages:
+        made = solve(
+            client,
+            tasks,
+            options.completions,
+            options.samples,
+            asked,
+            stages.on_event,
+            chat=options.chat,
+        )
+    show(f"{options.completions}: {made} completions more")
+
+
+def _score(options: argparse.Namespace) -> None:
+    """Show progress on stderr, scores on stdout; write them to `--json`."""
+    from spu_llm.api.code_scores import score_programs
+    from spu_llm.app.code_table import lines_of
+    from spu_llm.app.progress import Progress
+    from spu_llm.core.machine import machine
+    from spu_llm.service.untrusted import Limits
+    from spu_llm.systems.split.code_tasks import read_completions, read_tasks
+
+    check_output(options.json)
+    limits = Limits(options.seconds, options.memory << 20)
+    tasks = read_tasks(options.tasks)
+    completions = read_completions(options.completions, tasks)
+    with closing(Progress()) as progress:
+        progress.stage("running programs")
+        scores = score_programs(
+            tasks,
+            completions,
+            options.r,
+            limits,
+            options.jobs,
+            lambda done, total: progress.update(f"{done} of {total} programs run"),
+        )
+    write_json(options.json, scores.to_json() | {"machine": dataclasses.asdict(machine())})
+    show(*lines_of(scores))
 
 
 def _prepare(options: argparse.Namespace) -> None:

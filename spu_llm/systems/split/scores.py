@@ -141,12 +141,13 @@ def identifier_leak(guess: str, truth: str) -> bool:
 
 
 def pass_at(n: int, c: int, r: int) -> float:
-    """Compute Pass@r of one prompt, 1 - C(n - c, r) / C(n, r): n completions, c of them pass all
-    tests. The paper has n = 2 r. ValueError unless 0 <= c <= n and 1 <= r <= n.
+    """Compute Pass@r of one prompt, 1 - C(n - c, r) / C(n, r), correctly rounded: n
+    completions, c of them pass all tests. The paper has n = 2 r. ValueError unless 0 <= c <= n and
+    1 <= r <= n.
     """
     if not (0 <= c <= n and 1 <= r <= n):
         raise ValueError(f"there is no Pass@{r} of {n} completions, {c} of which pass")
-    return 1 - math.comb(n - c, r) / math.comb(n, r)
+    return (math.comb(n, r) - math.comb(n - c, r)) / math.comb(n, r)
 
 
 def fusi(passed_guess: Set[Hashable], passed_truth: Set[Hashable]) -> float:

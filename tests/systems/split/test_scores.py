@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -60,6 +61,29 @@ def test_pass_at_r() -> None:
     for wrong in ((3, 4, 1), (3, 1, 4), (3, 1, 0)):
         with pytest.raises(ValueError, match="no Pass@"):
             pass_at(*wrong)
+
+
+@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), *[st.integers(0, n)] * 2)))
+def test_pass_at_r_is_the_share_of_choices_with_a_pass(given: tuple[int, int, int]) -> None:
+    n, c, r = given
+    if r == 0:
+        return  # there is no Pass@0
+    choices = list(itertools.combinations([True] * c + [False] * (n - c), r))
+    assert pass_at(n, c, r) == sum(map(any, choices)) / len(choices)
+
+
+@given(st.integers(0, 5000), st.integers(1, 5000))
+def test_pass_at_r_does_not_overflow(c: int, r: int) -> None:
+    value = pass_at(5000, c, r)
+    assert 0 <= value <= 1 and (value == 0) == (c == 0)
+    assert pass_at(5000, c, 1) == c / 5000 and value >= c / 5000
+
+
+@given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9), min_size=1))
+def test_fusi_counts_tests(guess: set[int], truth: set[int]) -> None:
+    both = [u for u in range(10) if u in guess and u in truth]
+    assert fusi(guess, truth) == len(both) / len([u for u in range(10) if u in truth])
+    assert wins_functionality([guess], truth) == bool(both)
 
 
 def test_fusi() -> None:
