@@ -227,6 +227,7 @@ def test_engine_that_comes_back_with_other_weights_is_refused(
     refused.assert_failed(1, "another one than when this vault was opened", within_s=END_S)
 
 
+@pytest.mark.slow
 def test_vault_that_dies_ends_its_user_and_no_other(
     start: Start, pair: Pair, ask: Callable[..., Command], tmp_path: Path
 ) -> None:
@@ -278,6 +279,7 @@ def test_ctrl_c_ends_each_of_them_and_the_rest_goes_on(
     assert "Traceback" not in kept.command.stderr + served.command.stderr
 
 
+@pytest.mark.slow
 def test_a_second_user_waits_for_the_first(
     start: Start, pair: Pair, ask: Callable[..., Command]
 ) -> None:
