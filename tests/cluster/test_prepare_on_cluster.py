@@ -64,6 +64,7 @@ def greedy(pair: Pair) -> list[int]:
     return tokens[-NEW:]
 
 
+@pytest.mark.slow
 def test_a_completion_takes_what_pairs_made(
     start: Start, pair: Pair, port: int, nodes: Machines, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def without_machine(rows: list[Row]) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with cluster_of(1, 1) as cluster:
+    with cluster_of(2) as cluster:
         yield cluster.address
 
 
