@@ -8,6 +8,9 @@ MAKEFLAGS += --no-print-directory
 .SUFFIXES:
 .PHONY: help demo model draft chat test test-slow test-all check docs venv proto lock clean
 
+# Every process of the tests would compile all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 STAMP := .venv/.installed
 MODEL := build/models/smollm2-135m-instruct

@@ -6,7 +6,6 @@ import functools
 import hashlib
 
 import numpy as np
-import scipy.fft
 
 from spu_llm.core.prg import Prg
 
@@ -63,6 +62,8 @@ def transform(x: np.ndarray) -> np.ndarray:
     Coefficients i and i + n/2 are one complex number, twisted by exp(i pi i / n), so that the
     cyclic convolution of scipy.fft becomes a negacyclic one.
     """
+    import scipy.fft  # takes a third of a second, and supervisors transform nothing
+
     n = x.shape[-1]
     half = np.empty((*x.shape[:-1], n // 2), np.complex128)
     half.real, half.imag = x[..., : n // 2], x[..., n // 2 :]
@@ -89,6 +90,8 @@ def whole(z: np.ndarray) -> np.ndarray:
 
 
 def _untwisted(z: np.ndarray) -> np.ndarray:
+    import scipy.fft
+
     y = scipy.fft.ifft(z, overwrite_x=True)
     y *= twist(2 * z.shape[-1])[1]
     return y

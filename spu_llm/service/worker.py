@@ -152,6 +152,8 @@ def main() -> None:
 
 def preload(place: str) -> Program:
     """Return the program's record; imports what is slow, while the supervisors shake hands."""
+    import scipy.fft  # noqa: F401
+
     from spu_llm.service import agreeing, programs  # noqa: F401
 
     program = programs.load(place)

@@ -59,6 +59,7 @@ def answers(command: Command) -> list[str]:
     return [line for line in command.stderr.splitlines() if " of preprocessing, ended by " in line]
 
 
+@pytest.mark.slow
 def test_turns_between_two_processes(start: Start, pair: Pair, model: Path, tmp_path: Path) -> None:
     """In one session, whose cache stays; an answer that is interrupted ends, and the chat goes
     on.

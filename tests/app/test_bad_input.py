@@ -22,6 +22,7 @@ from models.hf import load_model, save_model
 from spu_llm.app import cli
 from spu_llm.app.options import add_network, network_of
 from spu_llm.systems.watermark.keys import Key, Scheme, write_key
+from tests.kit.command_line import nothing_begins
 from tests.kit.models import PUBLIC, save_tokenizer, tiny_params
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S
@@ -41,7 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
     """Return the same for a command that this process runs, which starts no other one."""
 
     def run(args: Sequence[str | bytes], *words: str) -> None:
-        with pytest.raises(SystemExit) as end:
+        with nothing_begins(), pytest.raises(SystemExit) as end:
             cli.main([os.fsdecode(arg) for arg in args])
         printed = capsys.readouterr()
         (line,) = (line for line in printed.err.splitlines() if line.startswith(ERROR))
@@ -189,9 +190,11 @@ def own_pair(pair: Pair, tmp_path: Path) -> Pair:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_model_is_named(start: Start, own_pair: Pair, damage: Damage) -> None:
+def test_a_damaged_model_is_named(
+    refused: Callable[..., None], own_pair: Pair, damage: Damage
+) -> None:
     words = damage(own_pair.private)
-    assert_refused(start(*own_pair.demo), str(own_pair.private), words)
+    refused(own_pair.demo, str(own_pair.private), words)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -204,25 +207,27 @@ def test_a_damaged_draft_model_is_named(
 
 @pytest.mark.parametrize("damage", [truncated, mamba])
 def test_serve_refuses_a_damaged_model_before_it_listens(
-    start: Start, own_pair: Pair, damage: Damage
+    refused: Callable[..., None], own_pair: Pair, damage: Damage
 ) -> None:
     words = damage(own_pair.private)
-    assert_refused(start(*own_pair.serve()), str(own_pair.private), words)
+    refused(own_pair.serve(), str(own_pair.private), words)
 
 
-def test_serve_refuses_a_model_that_may_leave_its_ranges(start: Start, own_pair: Pair) -> None:
+def test_serve_refuses_a_model_that_may_leave_its_ranges(
+    refused: Callable[..., None], own_pair: Pair
+) -> None:
     config, params = load_model(own_pair.private)
     params["blocks"][0]["fc"]["weight"] = 1e3 * params["blocks"][0]["fc"]["weight"]
     save_model(own_pair.private, config, params)
-    assert_refused(start(*own_pair.serve()), "feed-forward inputs", "cannot be served")
+    refused(own_pair.serve(), "feed-forward inputs", "cannot be served")
 
 
 def test_models_with_different_tokenizers_do_not_work_together(
-    start: Start, own_pair: Pair
+    refused: Callable[..., None], own_pair: Pair
 ) -> None:
     save_tokenizer(own_pair.private, "an entirely different text to learn merges from ")
     words = "--draft-model", str(own_pair.public), "another tokenizer"
-    assert_refused(start(*own_pair.demo), *words)
+    refused(own_pair.demo, *words)
 
 
 @pytest.mark.parametrize(
@@ -288,9 +293,9 @@ def test_the_last_network_counts() -> None:
     ],
 )
 def test_serve_refuses_what_does_not_go_together(
-    start: Start, pair: Pair, options: list[str], said: str
+    refused: Callable[..., None], pair: Pair, options: list[str], said: str
 ) -> None:
-    start(*pair.serve(*options)).assert_failed(2, said, within_s=END_S)
+    refused(pair.serve(*options), said)
 
 
 def test_a_port_in_use_is_named(start: Start, pair: Pair) -> None:

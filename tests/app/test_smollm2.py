@@ -110,6 +110,7 @@ def answer(
     return result
 
 
+@pytest.mark.slow
 def test_all_of_its_weights_are_imported(model: Path) -> None:
     """As the library reads them, in float16, with the order of rotary pairs that LLaMA has."""
     reader = gguf.GGUFReader(FILE)

@@ -122,6 +122,7 @@ def test_a_pair_that_dies_costs_its_batch(cluster: tuple[Any, str], tmp_path: Pa
     assert "a pair of producers failed" in str(heard)
 
 
+@pytest.mark.slow
 def test_whom_the_provider_has_no_place_for_rests(cluster: tuple[Any, str], tmp_path: Path) -> None:
     made, heard = make(cluster, Busy, tmp_path / "peer", (12,), tmp_path / "mark")
     assert made.batches == arrived(tmp_path / "peer") == 12
@@ -158,6 +159,7 @@ def test_where_there_is_no_room_that_is_told(
         make(cluster, Stub, tmp_path / "peer", (4,))
 
 
+@pytest.mark.slow
 def test_fewer_pairs_than_wanted_do(cluster: tuple[Any, str], tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spu_llm.cluster.producing.OTHERS_S", 3.0)

@@ -18,6 +18,7 @@ import pytest
 from models.draft import Drafter
 from models.hf import load_model
 from models.tokenizer import Tokenizer
+from tests.kit.command_line import refused
 from tests.kit.pair import Pair
 from tests.kit.patience import RUN_S, eventually
 from tests.kit.processes import Command, Start
@@ -225,11 +226,16 @@ def test_a_provider_that_has_gone_is_said(parties: tuple[Command, Command, opena
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(
-    start: Start, pair: Pair, tmp_path: Path, options: tuple[str, ...], words: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    pair: Pair,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    words: str,
 ) -> None:
-    (tmp_path / "short").write_text("abc\n")
-    command = start("gateway", "--model", str(pair.private), *options)
-    command.assert_failed(2, words, within_s=RUN_S)
+    monkeypatch.chdir(tmp_path)
+    Path("short").write_text("abc\n")
+    assert words in refused(capsys, "gateway", "--model", str(pair.private), *options)
 
 
 @pytest.mark.slow

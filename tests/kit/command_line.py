@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 import pytest
 
@@ -15,9 +20,24 @@ def parsed(*arguments: str) -> argparse.Namespace:
     return cli.command_line().parse_args(list(arguments), argparse.Namespace(started=0.0))
 
 
+@contextmanager
+def nothing_begins() -> Iterator[None]:
+    """Make a command fail that listens or starts a process: what is refused does neither."""
+
+    def begun(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("it is not refused before it listens or starts a process")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "listen", begun)
+        patch.setattr(subprocess.Popen, "__init__", begun)
+        yield
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the one line of error that a command ends with."""
-    with pytest.raises(SystemExit) as end:
+    """Return the one line of error that a command ends with, before it listens or starts a
+    process.
+    """
+    with nothing_begins(), pytest.raises(SystemExit) as end:
         cli.main(list(arguments))
     said = capsys.readouterr().err
     lines = [line for line in said.splitlines() if line.startswith(ERROR)]

@@ -30,8 +30,8 @@ def crash(tmp_path: Path, *options: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "every"),
     [
-        ("kill", 3),
-        ("power", 5),
+        ("kill", 5),
+        ("power", 9),
         *(pytest.param(mode, 1, marks=pytest.mark.slow) for mode in ("kill", "power")),
     ],
 )

@@ -87,9 +87,10 @@ def worker_of(command: Command) -> Process:
 @cases(
     "victim phase",
     [],
-    [("all", "prefilling"), ("supervisor", "decoding"), ("worker", "preparing")],
+    [("all", "prefilling"), ("worker", "decoding")],
     [
-        ("worker", "decoding"),
+        ("supervisor", "decoding"),
+        ("worker", "preparing"),
         ("supervisor", "prefilling"),
         ("worker", "prefilling"),
         ("all", "decoding"),
@@ -162,8 +163,8 @@ def test_a_frozen_client_ends_serve_once(
 @cases(
     "phase group",
     [("preparing", True)],
-    [("starting", False), ("prefilling", False), ("decoding", True)],
-    [("preparing", False), ("prefilling", True), ("decoding", False)],
+    [("starting", False), ("decoding", True)],
+    [("preparing", False), ("prefilling", False), ("prefilling", True), ("decoding", False)],
 )
 def test_ctrl_c(demo: Callable[[str, str], Command], program: str, phase: str, group: bool) -> None:
     command = demo(program, phase)

@@ -60,7 +60,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return SimpleNamespace(program=program.PROGRAM, guess=program.Guess, number=served.Number)
 
 
-@pytest.mark.parametrize("guess", [41, 43])
+@pytest.mark.parametrize("guess", [pytest.param(41, marks=pytest.mark.slow), 43])
 def test_a_system_of_one_folder_and_one_line_is_served(pair: Pair, toy: Any, guess: int) -> None:
     with provider(pair.private, toy.number(42)) as server:
         outcome, _ = run_as_client(server, toy.program, Nothing(), toy.guess(guess))

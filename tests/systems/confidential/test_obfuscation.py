@@ -161,8 +161,14 @@ def test_a_secret_that_is_there_twice_has_fakes_that_are() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "def f(<redacted>name</redacted>):\n    return <redacted>name</redacted>\n",
-        "# By <redacted>Guido</redacted> (<redacted>Guido</redacted>), 1999\n",
+        pytest.param(
+            "def f(<redacted>name</redacted>):\n    return <redacted>name</redacted>\n",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "# By <redacted>Guido</redacted> (<redacted>Guido</redacted>), 1999\n",
+            marks=pytest.mark.slow,
+        ),
         "def f(<redacted>data</redacted>):\n    x =<redacted> data</redacted> +"
         "<redacted> (data)</redacted>\n",
     ],

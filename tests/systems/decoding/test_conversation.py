@@ -128,7 +128,7 @@ def expected_of(turns: list[list[int]], eos: set[int]) -> tuple[list[list[int]],
     return answers, text
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("drafts", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_every_answer_is_what_the_whole_text_gives(tokenizer: Tokenizer, drafts: int) -> None:
     """Also where an answer ends at once, or by a token that was drafted."""
     turns = [PROMPT, *LATER]
@@ -236,7 +236,7 @@ def test_turns_of_one_size_give_the_same_answers(tokenizer: Tokenizer, drafts: i
     assert empty == [1, 0, 2, 2]
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("drafts", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_what_a_turn_takes_is_made_before_it(
     tokenizer: Tokenizer, own_simulation: Simulation, drafts: int
 ) -> None:

@@ -111,11 +111,11 @@ def test_ngrams_of_the_text_do_not_change_it(tokenizer: Tokenizer, model: bool) 
 
 COURSES = [
     request_for(4, 2, 0.8, show_progress=True),
-    request_for(4, 2, 0.8, "race", show_progress=True),
     request_for(6, 2, 0.8),
     *(
         pytest.param(r, marks=pytest.mark.slow)
         for r in (
+            request_for(4, 2, 0.8, "race", show_progress=True),
             request_for(3, 0, 0.8),
             request_for(6, 3, 0.0, show_progress=True),
             request_for(4, 2, 0.8, "post", top_k=40, top_p=0.95),
@@ -187,7 +187,7 @@ def test_two_parties_write_the_plaintext_text(
         )
 
 
-@pytest.mark.parametrize("padded", [0, 4])
+@pytest.mark.parametrize("padded", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation, padded: int) -> None:
     """Prefix block (provider's plaintext, of which two of seven rows hold no text where they may),
     prefill, a rejected draft, then another step: the weights that `post` opens are those of a fresh
@@ -307,26 +307,38 @@ def test_context_limits_the_text(tokenizer: Tokenizer) -> None:
 SYSTEM, PREFIX = [50, 51, 52, 53, 54], (30, 31, 32)
 
 
-@pytest.mark.parametrize("show", [True, False], ids=["shown", "hidden"])
+# What stands before the prompt, by name.
+BEFORE: dict[str, tuple[list[int], SystemPromptShape, tuple[int, ...]]] = {
+    "public": ([], SystemPromptShape(), PREFIX),
+    "the provider's": (SYSTEM, SystemPromptShape(5, 0), ()),
+    "padded, and public": (SYSTEM, SystemPromptShape(8, 7), PREFIX),
+    "nearly empty": (SYSTEM[:1], SystemPromptShape(8, 7), ()),
+}
+
+
 @pytest.mark.parametrize(
-    ("system", "before", "prefix"),
+    ("name", "show"),
     [
-        ([], SystemPromptShape(), PREFIX),
-        (SYSTEM, SystemPromptShape(5, 0), ()),
-        (SYSTEM, SystemPromptShape(8, 7), PREFIX),
-        (SYSTEM[:1], SystemPromptShape(8, 7), ()),
+        ("the provider's", True),
+        ("padded, and public", False),
+        *(
+            pytest.param(name, show, marks=pytest.mark.slow)
+            for name, show in (
+                ("public", True),
+                ("public", False),
+                ("the provider's", False),
+                ("padded, and public", True),
+                ("nearly empty", True),
+                ("nearly empty", False),
+            )
+        ),
     ],
-    ids=["public", "the provider's", "padded, and public", "nearly empty"],
 )
 def test_text_before_the_prompt_is_part_of_the_text(
-    tokenizer: Tokenizer,
-    small_blocks: None,
-    system: list[int],
-    before: SystemPromptShape,
-    prefix: tuple[int, ...],
-    show: bool,
+    tokenizer: Tokenizer, small_blocks: None, name: str, show: bool
 ) -> None:
     """Its keys and values are the provider's own; the tokens are those of one long prompt."""
+    system, before, prefix = BEFORE[name]
     long = [*prefix, *system, *PROMPT]
     whole = Completion.of(PRIVATE, Request(len(long), 12, 3, 0.0, show_progress=show))
     parted = Completion.of(

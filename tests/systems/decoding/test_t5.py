@@ -56,6 +56,10 @@ COUNT = 3  # rows of a step
 STEPS = [[100, 101, 102], [140, 141, 142], [180, 181, 182], [220, 221, 222]]
 RETAINED = [2, 1, 3, 1]  # rows that stay of each step
 hidings = pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
+# Shown is a slow test.
+hidings_at_length = pytest.mark.parametrize(
+    "hidden", [pytest.param(False, marks=pytest.mark.slow), True], ids=["shown", "hidden"]
+)
 
 
 def decode(session: Session, weights: Any, hidden: bool) -> list[Any]:
@@ -92,7 +96,7 @@ def whole(text: list[int]) -> np.ndarray:
     return np.asarray(source_logits(PARAMS, T5, np.array(SOURCE), np.array(text)))
 
 
-@hidings
+@hidings_at_length
 def test_steps_equal_the_whole(hidden: bool) -> None:
     session = PlaintextSession()
     actual = decode(session, share_weights(session, T5, PARAMS), hidden)
@@ -101,7 +105,7 @@ def test_steps_equal_the_whole(hidden: bool) -> None:
 
 
 @pytest.mark.slow
-@hidings
+@hidings_at_length
 def test_two_party_logits(own_simulation: Simulation, hidden: bool) -> None:
     """Of the weights the client learns the decoder's table of positions, once, where it alone knows
     which rows hold text, and nothing else.
@@ -181,8 +185,8 @@ def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("show", "verify", "temperature"),
     [
-        (True, "token", 0.0),
         (False, "token", 0.8),
+        pytest.param(True, "token", 0.0, marks=pytest.mark.slow),
         pytest.param(False, "race", 0.8, marks=pytest.mark.slow),
     ],
 )

@@ -52,7 +52,9 @@ def weights() -> Any:
 # ---- lanes
 
 
-@pytest.mark.parametrize("config", [PRIVATE, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(PRIVATE, marks=pytest.mark.slow), LLAMA], ids=["gpt2", "llama"]
+)
 def test_lanes_are_the_model(config: ModelConfig) -> None:
     """Prompts of unlike lengths, and what follows them, against the whole sequence at once."""
     params = tiny_params(config, 3)

@@ -137,11 +137,11 @@ def forced(
 
 STEPS = [([50, 51, 52], 1), ([60, 61, 62], 3), ([70, 71, 72], 2)]
 SPLITS = [
-    (GPT2, ONE_ONE, False),
     (LLAMA, ONE_ONE, True),
     *(
         pytest.param(*c, marks=pytest.mark.slow)
         for c in (
+            (GPT2, ONE_ONE, False),
             (GPT2, Split(0, 2), True),
             (GPT2, Split(1, 0), True),
             (GPT2, ONE_ONE, True),

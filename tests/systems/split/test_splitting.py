@@ -294,6 +294,7 @@ def test_a_text_in_plain_says_that_it_is_insecure(
         assert "--mode plain is insecure" in said
 
 
+@pytest.mark.slow
 def test_a_provider_serves_its_own_mode_alone(noir: Command, start: Start, model: Path) -> None:
     command = generate(noir.until_listening(), model, "plain")
     said = "serves --mode noir --split 1,1, not --mode plain --split 1,1"

@@ -147,7 +147,10 @@ def log_p_under(key: int, tokens: Sequence[int]) -> float:
     return log_p(numbers, SCHEME.family, "sum", 4, 1)
 
 
-@pytest.mark.parametrize(("drafts", "candidates", "keys"), [(2, 4, [5]), (0, 9, [5, 7])])
+@pytest.mark.parametrize(
+    ("drafts", "candidates", "keys"),
+    [(2, 4, [5]), pytest.param(0, 9, [5, 7], marks=pytest.mark.slow)],
+)
 def test_a_text_is_that_of_candidates_one_by_one(
     tokenizer: Tokenizer, drafts: int, candidates: int, keys: list[int]
 ) -> None:
@@ -368,7 +371,13 @@ WANTED = Chain(Prg.from_seed(0, "unused")).text_distribution(4)
 
 
 @pytest.mark.parametrize(
-    ("drafts", "kept", "keys"), [(2, True, 1), (0, True, 1), (0, False, 1), (1, True, 2)]
+    ("drafts", "kept", "keys"),
+    [
+        (2, True, 1),
+        (0, False, 1),
+        pytest.param(0, True, 1, marks=pytest.mark.slow),
+        pytest.param(1, True, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_marked_text_has_the_distribution_of_the_model(
     drafts: int, kept: bool, keys: int

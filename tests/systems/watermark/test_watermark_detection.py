@@ -62,11 +62,16 @@ def null_p(
     ("score", "family"),
     [
         ("sum", Family("uniform")),
-        ("sum", Family("normal")),
-        ("sum", Family("chi2")),
-        ("sum", Family("gamma", 10)),
-        ("fisher", Family("uniform")),
         ("lrt", Family("normal")),
+        *(
+            pytest.param(score, family, marks=pytest.mark.slow)
+            for score, family in (
+                ("sum", Family("normal")),
+                ("sum", Family("chi2")),
+                ("sum", Family("gamma", 10)),
+                ("fisher", Family("uniform")),
+            )
+        ),
     ],
 )
 def test_p_values_of_unmarked_text_are_uniform(score: str, family: Family) -> None:
