@@ -12,7 +12,6 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from spu_llm.runtime.simulation import Simulation  # noqa: E402
-from tests.kit.compiled import keep_compiled  # noqa: E402
 from tests.kit.pair import pair, start, start_shared  # noqa: E402
 
 __all__ = ["pair", "start", "start_shared"]
@@ -20,8 +19,6 @@ __all__ = ["pair", "start", "start_shared"]
 # Compilation makes the first example slow and times on shared machines mean little.
 settings.register_profile("spu-llm", deadline=None)
 settings.load_profile("spu-llm")
-
-keep_compiled()
 
 
 @pytest.fixture(scope="session", autouse=True)

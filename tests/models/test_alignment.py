@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -64,6 +65,19 @@ def params_of(config: ModelConfig, seed: int = 0) -> Any:
     return jax.tree.map(lambda w: np.asarray(16 * w if w.ndim > 1 else w), drawn)
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _padded_logits(params: Any, config: ModelConfig, tokens: Any) -> Any:
+    return logits(params, config, tokens)
+
+
+def logits_of(params: Any, config: ModelConfig, tokens: Any) -> np.ndarray:
+    """Return a text's logits [token, V]. What follows it changes none of them, and so texts of all
+    lengths take one compiled program.
+    """
+    padded = np.pad(tokens, (0, config.context - len(tokens)))
+    return np.asarray(_padded_logits(params, config, jnp.asarray(padded)))[: len(tokens)]
+
+
 def writer(config: ModelConfig, *, top_k: int = V, temperature: float = 1.0) -> Writer:
     return Writer(config, params_of(config), END, 4, 24, top_k, temperature)
 
@@ -92,7 +106,7 @@ def test_answers_are_the_models_distributions(config: ModelConfig, temperature: 
     answers = texts_of(made, texts)
     assert len(answers) > 8  # of four lanes, so most began after others in their lane
     for answer in answers:
-        z = np.asarray(logits(made.params, config, jnp.asarray(answer.tokens))) / temperature
+        z = logits_of(made.params, config, answer.tokens) / temperature
         log_p = np.asarray(jax.nn.log_softmax(z))[np.flatnonzero(answer.counts) - 1]
         assert answer.counts.sum() == len(answer.ids) and not answer.counts[0]
         np.testing.assert_allclose(
@@ -342,7 +356,7 @@ def test_a_model_accepts_all_that_it_answered(tmp_path: Path) -> None:
         wanted = []
         for one in answers:
             places = np.flatnonzero(one.counts) - 1
-            q = np.asarray(jax.nn.softmax(logits(params, config, jnp.asarray(one.tokens))))[places]
+            q = np.asarray(jax.nn.softmax(logits_of(params, config, one.tokens)))[places]
             p = np.zeros_like(q)
             np.put_along_axis(p, one.ids, np.exp(one.log_p), axis=1)
             wanted += [
@@ -360,12 +374,12 @@ def test_the_loss_is_least_for_the_model_itself() -> None:
     loss, which has a kink there, is zero itself.
     """
     config = CONFIGS[0]
-    loss = fitting.loss_of(config, replace(SETTINGS, rejection=0.0))
+    loss = jax.jit(fitting.loss_of(config, replace(SETTINGS, rejection=0.0)))
     batch = fitting.padded(answers_of(config)[:4], 64, 4).arrays()
     params, other = params_of(config), params_of(config, 1)
-    gradient = jax.grad(loss)(params, batch)
+    gradient = jax.jit(jax.grad(loss))(params, batch)
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient)) < 1e-3
-    with_rejection = fitting.loss_of(config, replace(SETTINGS, rejection=2.0))
+    with_rejection = jax.jit(fitting.loss_of(config, replace(SETTINGS, rejection=2.0)))
     assert abs(float(with_rejection(params, batch) - loss(params, batch))) < 1e-3
     assert float(loss(params, batch)) < float(loss(other, batch)) - 0.5
     assert float(with_rejection(other, batch)) > float(loss(other, batch)) + 0.5
