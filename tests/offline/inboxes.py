@@ -1,4 +1,4 @@
-"""Batches in the inboxes of two pools, made beside the sessions that have these."""
+"""Batches in the inboxes of two pools, from sessions other than those that have these."""
 
 from __future__ import annotations
 
