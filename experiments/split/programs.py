@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 def in_results(result: Row, origin: str) -> list[str]:
     """Return a committed result as paragraphs of its page in docs/results."""
-    return ["\n".join(_means(result)), "\n".join(_tasks(result)), origin]
+    return ["\n".join(_means(result)), origin, "\n".join(_tasks(result)), origin]
 
 
 def _means(result: Row) -> list[str]:
