@@ -34,6 +34,7 @@ CONNECT_S = 5.0
 # After which a machine that does not take what is sent to it counts as lost.
 UNHEARD_S = 15.0
 _LOOK_S = 0.5
+_AGAIN_S = 0.1  # until it listens again
 _STRANGERS = 64  # connections that have not shown their certificate
 
 
@@ -131,24 +132,36 @@ class Port:
         port = int(self._listener.getsockname()[1])
         self.endpoint = Endpoint(host, port, own.certificate)
         self._places = threading.BoundedSemaphore(_STRANGERS)
+        self._closed = threading.Event()
         threading.Thread(target=self._listen, name="bridge", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening; what is connected stays."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            try:
                 sock = self._listener.accept()[0]
-                if not self._places.acquire(blocking=False):
-                    sock.close()
-                    continue
+            except ConnectionError:  # one that has gone already
+                continue
+            except OSError:  # closed, or without descriptors for a moment
+                if self._listener.fileno() < 0 or self._closed.wait(_AGAIN_S):
+                    return
+                continue
+            if not self._places.acquire(blocking=False):
+                sock.close()
+                continue
+            try:
                 threading.Thread(
                     target=self._meet, args=(sock,), name="bridge", daemon=True
                 ).start()
+            except RuntimeError:  # no more threads
+                self._places.release()
+                sock.close()
 
     def _meet(self, sock: socket.socket) -> None:
         """Serve one connection; drop it unless it is the other machine's."""

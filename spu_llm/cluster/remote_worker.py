@@ -52,7 +52,7 @@ class RemoteWorker:
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._side: BridgedSide | None = None
         self._usage: tuple[float, int] = 0.0, 0
-        self._heard_at = time.monotonic()
+        self._heard_at, self._storing = time.monotonic(), False
         self._last = f"the machine that ran this session's worker was lost: {machine}"
         self._ended = threading.Event()
         self._stopping = threading.Lock()
@@ -79,7 +79,7 @@ class RemoteWorker:
         try:
             event = self._events.get(timeout=timeout_s)
         except queue.Empty:
-            if time.monotonic() - self._heard_at > UNHEARD_S:
+            if not self._storing and time.monotonic() - self._heard_at > UNHEARD_S:
                 self.killed = True
                 self.stop()
                 raise self.death() from None
@@ -155,11 +155,13 @@ class RemoteWorker:
             case [kind, door, number] if kind == OPENED and self._side is not None:
                 self._side.announce(StreamType(door), number)
             case [kind, name, id_, files] if kind == PARCEL and self._deliver is not None:
+                self._storing = True  # which may take a while
                 try:
                     self._deliver(Parcel(str(name), str(id_), decoded(files)))
                 except (PoolError, OSError) as exc:
                     raise _Ended(str(exc), False) from None
-                self._heard_at = time.monotonic()  # storing it may have taken a while
+                finally:
+                    self._heard_at, self._storing = time.monotonic(), False
             case [kind, last, killed] if kind == ENDED:
                 raise _Ended(last, killed)
             case _:

@@ -41,7 +41,7 @@ class Control:
 
     `ended` is set when the peer says goodbye or the connection fails; `check` then says which.
     `progress` may be raised by the owner and goes out with each heartbeat; `peer_progress` is what
-    the peer has said of itself.
+    the peer has said of itself. The owner sets `begun` when its worker gets its task.
     """
 
     def __init__(self, relay: Relay, silence_s: float = SILENCE_S) -> None:
@@ -51,6 +51,7 @@ class Control:
         self.relay = relay
         self.ended = threading.Event()
         self.peer_bye: Bye | None = None
+        self.begun = False
         self.progress = self.peer_progress = 0
         self._silence_s = silence_s
         self._ticket: bytes | None = None
@@ -77,13 +78,15 @@ class Control:
         return self._ticket
 
     def check(self) -> None:
-        """Raise the `PeerError` that ended the session, a peer's unhappy goodbye included:
-        `BusyError` where it had no room.
+        """Raise the `PeerError` that ended the session, a peer's unhappy goodbye included: at a
+        client whose worker has not begun, `BusyError` where the provider had no room. Later, and at
+        a provider, a peer that says so has no more weight than any other.
         """
-        if self.peer_bye is not None and self.peer_bye.busy:
-            raise BusyError(self.peer_bye.reason)
-        if self.peer_bye is not None and not self.peer_bye.ok:
-            raise PeerError(f"the peer ended the session: {self.peer_bye.reason}")
+        bye = self.peer_bye
+        if bye is not None and bye.busy and self.relay.role == "client" and not self.begun:
+            raise BusyError(bye.reason)
+        if bye is not None and not bye.ok:
+            raise PeerError(f"the peer ended the session: {bye.reason}")
         if self.relay.failure is not None:
             raise self.relay.failure
         if self.peer_bye is not None and self._heartbeat is None:

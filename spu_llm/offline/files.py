@@ -50,6 +50,7 @@ FORMAT = 3
 IN_USE = "is in use by another session"  # what a second one is told of a directory
 SLICES = 8  # of a batch: one is used up on disk before its first unit is handed out
 BATCH_ID = re.compile(r"[0-9a-f]{32}")
+KIND = re.compile(r"[A-Za-z0-9_-]{0,40}-[0-9a-f]{16}")  # folder of a correlation's batches
 INBOX = "inbox"
 STORE_FILE = "store-url"  # of a pool directory: where object storage is
 HALF = re.compile(r"\.[0-9a-f]{32}\.(made|gone)")  # a batch on its way in or out

@@ -30,6 +30,7 @@ from spu_llm.offline.files import (
     BATCH_ID,
     HALF,
     INBOX,
+    KIND,
     RESULTS,
     STORED,
     Files,
@@ -128,7 +129,7 @@ def deliver(folder: Path, parcel: Parcel) -> None:
     """Store a parcel in the inbox of a peer's folder: a session may take it in from then on.
     PoolError when it is no whole and unused batch, or cannot be stored.
     """
-    names = Path(parcel.kind).name == parcel.kind and BATCH_ID.fullmatch(parcel.id)
+    names = KIND.fullmatch(parcel.kind) and BATCH_ID.fullmatch(parcel.id)
     rest = parcel.files.keys() - set(_FILES)
     whole = len(parcel.files) == len(_FILES) + 1 and len(rest) == 1
     if not names or not whole or not all(n == RESULTS or STORED.fullmatch(n) for n in rest):

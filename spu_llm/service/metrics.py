@@ -54,6 +54,7 @@ class Metrics:
             case journal.BEGUN:
                 self._begun.add(fields["session"])
             case journal.REFUSED:
+                self._begun.discard(fields.get("session"))
                 self._refused.labels(fields.get("error", "stranger")).inc()
             case journal.FINISHED | journal.FAILED:
                 self._begun.discard(fields["session"])

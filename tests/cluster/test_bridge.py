@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import socket
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spu_llm.cluster.bridge import CONNECT, WORDS, BridgedSide, Dialer, Landing
+from spu_llm.cluster.bridge import CONNECT, WORDS, BridgedSide, Dialer, Landing, Port
 from spu_llm.cluster.framed import MAX_FRAME, Framed, carry
 from spu_llm.core.errors import PeerError
 from spu_llm.net.frames import StreamType
@@ -211,6 +212,25 @@ def test_a_connection_for_no_purpose_is_dropped(bridge: Bridge, purpose: tuple[o
     framed = bridge.dialer.dial(*purpose)
     with pytest.raises(PeerError):
         framed.receive()
+
+
+def test_a_port_listens_again_after_a_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of descriptors, and of threads."""
+    ours, theirs = OneTime.made(), OneTime.made()
+    port = Port(HOST, theirs, ours.certificate, lambda framed, purpose: framed.say("met"))
+    short = iter([OSError(errno.EMFILE, "too many"), ConnectionAbortedError()])
+    accept = socket.socket.accept
+
+    def sometimes(self: socket.socket) -> tuple[socket.socket, object]:
+        if (error := next(short, None)) is not None:
+            raise error
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", sometimes)
+    dialer = Dialer(ours, port.endpoint)
+    for _ in range(3):
+        assert dialer.dial(WORDS).hear() == ["met"]
+    port.close()
 
 
 def test_a_port_that_nobody_has_is_a_clear_error() -> None:

@@ -72,6 +72,30 @@ def test_a_goodbye_for_lack_of_room_is_busy(bench: Bench) -> None:
         client.check()
 
 
+def test_a_goodbye_for_lack_of_room_comes_before_work(bench: Bench) -> None:
+    """Later, and of a client, it is a goodbye like others."""
+    pair = bench.controls()
+    open_both(pair)
+    client, provider = pair
+    client.bye("no room", ok=False, busy=True)
+    with pytest.raises(PeerError, match="the peer ended the session: no room") as told:
+        assert provider.ended.wait(SOON_S)
+        provider.check()
+    assert not isinstance(told.value, BusyError)
+
+
+def test_a_client_at_work_is_not_told_to_try_again(bench: Bench) -> None:
+    pair = bench.controls()
+    open_both(pair)
+    client, provider = pair
+    client.begun = True
+    provider.bye("no room", ok=False, busy=True)
+    assert client.ended.wait(SOON_S)
+    with pytest.raises(PeerError, match="the peer ended the session: no room") as told:
+        client.check()
+    assert not isinstance(told.value, BusyError)
+
+
 @pytest.mark.parametrize("more", [b'"ok": true, "busy": true', b'"ok": false, "busy": 1'])
 def test_a_goodbye_is_busy_or_well(bench: Bench, more: bytes) -> None:
     raw, control = bench.raw_peer()

@@ -220,6 +220,15 @@ def test_odd_parcels_leave_nothing(
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("kind", ["..", ".", "", "kind", "inbox"])
+def test_a_parcel_stays_in_the_inbox(parties: Parties, kind: str) -> None:
+    parcel = parcel_of(parties)
+    with pytest.raises(PoolError, match="is no batch"):
+        inbox.deliver(folder(parties, CLIENT), replace(parcel, kind=kind))
+    inbox.deliver(folder(parties, CLIENT), parcel)
+    parties.end()
+
+
 def test_what_comes_in_the_midst_is_taken_in(parties: Parties) -> None:
     parties.take(TRIPLE, 3)
     put(parties, *RANKS)
