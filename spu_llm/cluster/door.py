@@ -17,10 +17,11 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spu_llm.cluster.bridge import Dialer, Endpoint
 from spu_llm.cluster.door_words import (
+    ADMITTED,
     CALLS,
     ENDED,
     LIFE,
@@ -65,6 +66,7 @@ STORED_S = 60.0  # for the front door to store a batch
 LEFT_S = 5.0  # for it to hear how a session ended
 _LOOK_S = 0.2
 _CHUNK = 64 << 10
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -200,14 +202,17 @@ class Door:
             asked = [shown.hex(), words_of(met.peer), own.certificate, *_moved(relay)]
             with closing(_AtFrontDoor(self._dialer.dial(SESSION, *asked), relay)) as session:
                 try:
+                    program = session.admitted(control.check)
+                    self._callers.settled(met)
+                    metered.most = None  # from here on, the client's account counts
+                    # Before there is a place: the client's worker opens its link when it is ready,
+                    # and what is held would keep this end from hearing the client's heartbeats.
+                    relay.allow_streams(programs.doors(programs.find(program)))
                     placed = session.placed(control.check)
                 except SpuLlmError as exc:
                     control.bye(str(exc), ok=False, busy=isinstance(exc, BusyError))
                     session.ended(exc)
                     raise
-                self._callers.settled(met)
-                metered.most = None  # from here on, the client's account counts
-                relay.allow_streams(programs.doors(programs.find(placed.task.program)))
                 session.supervise(control, placed, own)
 
 
@@ -229,6 +234,7 @@ class _AtFrontDoor:
     def __init__(self, framed: Framed, relay: Relay) -> None:
         self._framed, self._relay = framed, relay
         self._worker: RemoteWorker | None = None
+        self._programs: queue.Queue[str] = queue.Queue()
         self._places: queue.Queue[_Placed] = queue.Queue()
         self._stored: queue.Queue[PoolError | None] = queue.Queue()
         self._stop: SpuLlmError | None = None
@@ -236,13 +242,22 @@ class _AtFrontDoor:
         self._reported = 0.0
         threading.Thread(target=self._read, name="session", daemon=True).start()
 
+    def admitted(self, look: Callable[[], None]) -> str:
+        """Return the session's program, before it has a place; raise why there is no session, or
+        what `look` raises.
+        """
+        return self._next(self._programs, look)
+
     def placed(self, look: Callable[[], None]) -> _Placed:
         """Return where the session runs; raise why it does not, or what `look` raises."""
+        return self._next(self._places, look)
+
+    def _next(self, said: queue.Queue[_T], look: Callable[[], None]) -> _T:
         while True:
             look()
             self._look()
             with suppress(queue.Empty):
-                return self._places.get(timeout=_LOOK_S)
+                return said.get(timeout=_LOOK_S)
 
     def supervise(self, control: Control, placed: _Placed, own: OneTime) -> None:
         """Run the session to its end, which the front door hears of; raise what ended it before.
@@ -317,6 +332,8 @@ class _AtFrontDoor:
 
     def _hear(self, words: list[Any]) -> None:
         match words:
+            case [kind, str(program)] if kind == ADMITTED:
+                self._programs.put(program)
             case [kind, task, machine, [str(host), int(port), str(certificate)], str(key)] if (
                 kind == PLACED
             ):

@@ -17,8 +17,10 @@ LIFE, CALLS, SESSION = "life", "calls", "session"
 STRANGER = "stranger"  # from the door, of its life: why somebody was not let in
 RENEW = "renew"  # to the door, of its life: whom it is to be, and to trust
 GO = "go"  # to the door: the bytes of calls may come
-# Of a session, to the door: it runs there, a batch is stored or is not, it is to end.
-PLACED, STORED, NOT_STORED, STOP = "placed", "stored", "not stored", "stop"
+# Of a session, to the door: its program, before there is room for it; it runs there; a batch is
+# stored or is not; it is to end.
+ADMITTED, PLACED, STOP = "admitted", "placed", "stop"
+STORED, NOT_STORED = "stored", "not stored"
 # Of a session, from the door: what it uses, a batch, how it ended.
 USAGE, PARCEL, ENDED = "usage", "parcel", "ended"
 

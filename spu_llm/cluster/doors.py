@@ -16,6 +16,7 @@ from spu_llm.cluster.bridge import UNHEARD_S, Port
 from spu_llm.cluster.delivering import delivery
 from spu_llm.cluster.door import DoorPlan, Shown
 from spu_llm.cluster.door_words import (
+    ADMITTED,
     CALLS,
     ENDED,
     GO,
@@ -312,6 +313,7 @@ class _AtDoor:
                 raise WorkerError(f"nothing is heard of machine {self._door.machine}")
 
         self._deliver = delivery(admitted.task)
+        self._framed.say(ADMITTED, admitted.task.program)
         self._doors.log(journal.waiting(session))
         place = self._doors.place(admitted.task, self._supervisor, self._door.node, looks)
         try:

@@ -1,0 +1,80 @@
+"""A door's own end of clients' connections, with a front door that is a script."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from spu_llm.cluster.bridge import Dialer, Port
+from spu_llm.cluster.door import Door
+from spu_llm.cluster.door_words import ADMITTED, STOP
+from spu_llm.cluster.framed import Framed
+from spu_llm.core.errors import BusyError
+from spu_llm.net import relay as relay_module
+from spu_llm.net.control import Control
+from spu_llm.net.entrance import Met
+from spu_llm.net.frames import Frame, Kind, StreamType, encode
+from spu_llm.net.identity import OneTime
+from spu_llm.net.relay import Relay
+from spu_llm.net.shaping import shape_of
+from spu_llm.net.stream import TcpStream
+from spu_llm.service.listening import Callers
+from tests.kit.patience import SOON_S
+
+
+@dataclass
+class AtDoor:
+    """A door that listens nowhere, and what reaches the front door of it."""
+
+    door: Door = field(default_factory=Door)
+    reached: queue.Queue[tuple[Framed, list[Any]]] = field(default_factory=queue.Queue)
+    life: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        own = OneTime.made()
+        self.port = Port(
+            "127.0.0.1", own, self.door.certificate(), lambda *said: self.reached.put(said)
+        )
+        door: Any = self.door
+        door._network, door._callers = "local", Callers(door._run)
+        door._dialer = Dialer(door._own, self.port.endpoint)
+        door._refused = lambda error: self.life.append(str(error))
+
+    def comes(self, calls: bool) -> TcpStream:
+        """Have a client's connection come to the door, and return the client's end."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            client = TcpStream(socket.create_connection(listener.getsockname()))
+            met = TcpStream(listener.accept()[0])
+        self.door._callers.start(Met(met, met, None, None, "", "a door" if calls else ""))
+        return client
+
+
+@pytest.fixture
+def at() -> Iterator[AtDoor]:
+    made = AtDoor()
+    with closing(made.port):
+        yield made
+
+
+def test_a_session_that_waits_for_its_place(at: AtDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose worker is ready earlier is heard all the while."""
+    monkeypatch.setattr(relay_module, "HOLD_S", 0.2)
+    relay = Relay(at.comes(calls=False), shape_of("local"), "client")
+    with closing(Control(relay, silence_s=2.0)) as control:
+        control.show_ticket(b"ticket")
+        framed, said = at.reached.get(timeout=SOON_S)
+        assert said[1] == b"ticket".hex()
+        framed.say(ADMITTED, "preparation")
+        relay._uplink.send(encode(Frame(Kind.OPEN, 1, bytes([StreamType.LINK]))))
+        assert not control.ended.wait(1.0)
+        framed.say(STOP, "BusyError", "no machine has room")
+        assert control.ended.wait(SOON_S)
+        with pytest.raises(BusyError, match="no machine has room"):
+            control.check()
+        framed.close()
