@@ -62,7 +62,8 @@ from spu_llm.service.workers import Sessions
 START_S = 60.0  # for a machine to open its door
 AGAIN_S = 30.0  # until a machine that has lost its door, or opened none, is asked again
 SILENT_S = 2 * UNHEARD_S  # after which a door that says nothing of a session counts as lost
-LEFT_S = 10.0  # for a door to tell a client how its session ended
+# For a door to tell a client how its session ended: then `provider.STOP_S` leaves time to log it.
+LEFT_S = 6.0
 _LOOK_S = 0.2
 _MACHINES_S = 2.0  # between two looks at which machines there are
 _EVERYWHERE = ("", "0.0.0.0", "::", "[::]")
