@@ -13,8 +13,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,6 +64,8 @@ from spu_llm.service.task import Task
 USAGE_S = 0.5  # between reports of what a session uses, which are signs of life
 STORED_S = 60.0  # for the front door to store a batch
 LEFT_S = 5.0  # for it to hear how a session ended
+GO_S = 5.0  # for it to take a connection for calls
+CALLS_S = 15.0  # of a connection for calls, whatever either end does or does not
 _LOOK_S = 0.2
 _CHUNK = 64 << 10
 _T = TypeVar("_T")
@@ -186,8 +188,10 @@ class Door:
         with closing(met.stream):
             own, peer = words_of(met.own), words_of(met.peer)
             with closing(self._dialer.dial(CALLS, peer, own, met.origin)) as framed:
-                framed.hear()  # it may begin
-                splice(met.stream, framed.stream())
+                with _ends_after(GO_S, framed):
+                    framed.hear()  # it may begin
+                with _ends_after(CALLS_S, framed):
+                    splice(met.stream, framed.stream())
 
     def _serve(self, met: Met) -> None:
         """Serve a connection for a session's data to its end."""
@@ -352,6 +356,18 @@ class _AtFrontDoor:
 def _moved(relay: Relay) -> tuple[int, int]:
     seen = relay.snapshot()
     return seen.wire_bytes_sent, seen.wire_bytes_received
+
+
+@contextmanager
+def _ends_after(seconds: float, framed: Framed) -> Iterator[None]:
+    """Close a connection where the block takes longer than so many seconds."""
+    late = threading.Timer(seconds, framed.close)
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 def splice(one: ByteStream, other: ByteStream) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from spu_llm.cluster import door as door_module
 from spu_llm.cluster.bridge import Dialer, Port
 from spu_llm.cluster.door import Door
-from spu_llm.cluster.door_words import ADMITTED, STOP
+from spu_llm.cluster.door_words import ADMITTED, CALLS, GO, STOP
 from spu_llm.cluster.framed import Framed
 from spu_llm.core.errors import BusyError
 from spu_llm.net import relay as relay_module
@@ -25,7 +26,7 @@ from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import shape_of
 from spu_llm.net.stream import TcpStream
 from spu_llm.service.listening import Callers
-from tests.kit.patience import SOON_S
+from tests.kit.patience import SOON_S, eventually
 
 
 @dataclass
@@ -78,3 +79,19 @@ def test_a_session_that_waits_for_its_place(at: AtDoor, monkeypatch: pytest.Monk
         with pytest.raises(BusyError, match="no machine has room"):
             control.check()
         framed.close()
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_calls_end_where_the_front_door_stalls(
+    at: AtDoor, monkeypatch: pytest.MonkeyPatch, goes: bool
+) -> None:
+    monkeypatch.setattr(door_module, "GO_S", SOON_S if goes else 0.2)
+    monkeypatch.setattr(door_module, "CALLS_S", 0.2 if goes else SOON_S)
+    client = at.comes(calls=True)
+    framed, said = at.reached.get(timeout=SOON_S)
+    assert said[0] == CALLS
+    if goes:
+        framed.say(GO)
+    assert client.recv_within(1, SOON_S / 2) == b""
+    assert framed.stream().recv_some(1) == b""
+    assert eventually(lambda: not at.door._callers._threads)
