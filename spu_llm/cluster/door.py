@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from spu_llm.cluster.bridge import Dialer, Endpoint
 from spu_llm.cluster.door_words import (
     ADMITTED,
+    ALIVE,
     CALLS,
     ENDED,
     LIFE,
@@ -30,6 +31,7 @@ from spu_llm.cluster.door_words import (
     PLACED,
     RENEW,
     SESSION,
+    SILENT_S,
     STOP,
     STORED,
     STRANGER,
@@ -66,6 +68,7 @@ STORED_S = 60.0  # for the front door to store a batch
 LEFT_S = 5.0  # for it to hear how a session ended
 GO_S = 5.0  # for it to take a connection for calls
 CALLS_S = 15.0  # of a connection for calls, whatever either end does or does not
+NO_ANSWER = "the provider's front door does not answer"
 _LOOK_S = 0.2
 _CHUNK = 64 << 10
 _T = TypeVar("_T")
@@ -243,7 +246,7 @@ class _AtFrontDoor:
         self._stored: queue.Queue[PoolError | None] = queue.Queue()
         self._stop: SpuLlmError | None = None
         self._over = threading.Event()
-        self._reported = 0.0
+        self._reported, self._heard_at = 0.0, time.monotonic()
         threading.Thread(target=self._read, name="session", daemon=True).start()
 
     def admitted(self, look: Callable[[], None]) -> str:
@@ -306,6 +309,8 @@ class _AtFrontDoor:
         self._report()
         if self._stop is not None:
             raise self._stop
+        if time.monotonic() > self._heard_at + SILENT_S:
+            raise WantedError(NO_ANSWER)
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -335,6 +340,7 @@ class _AtFrontDoor:
         self._stored.put(PoolError("the front door has gone"))
 
     def _hear(self, words: list[Any]) -> None:
+        self._heard_at = time.monotonic()
         match words:
             case [kind, str(program)] if kind == ADMITTED:
                 self._programs.put(program)
@@ -343,6 +349,8 @@ class _AtFrontDoor:
             ):
                 endpoint = Endpoint(host, port, certificate)
                 self._places.put(_Placed(Task(**task), machine, endpoint, bytes.fromhex(key)))
+            case [kind] if kind == ALIVE:
+                pass
             case [kind] if kind == STORED:
                 self._stored.put(None)
             case [kind, str(why)] if kind == NOT_STORED:

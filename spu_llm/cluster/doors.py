@@ -12,11 +12,12 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from spu_llm.cluster.actors import Actors
-from spu_llm.cluster.bridge import UNHEARD_S, Port
+from spu_llm.cluster.bridge import Port
 from spu_llm.cluster.delivering import delivery
 from spu_llm.cluster.door import DoorPlan, Shown
 from spu_llm.cluster.door_words import (
     ADMITTED,
+    ALIVE,
     CALLS,
     ENDED,
     GO,
@@ -26,6 +27,7 @@ from spu_llm.cluster.door_words import (
     PLACED,
     RENEW,
     SESSION,
+    SILENT_S,
     STOP,
     STORED,
     STRANGER,
@@ -61,9 +63,9 @@ from spu_llm.service.workers import Sessions
 
 START_S = 60.0  # for a machine to open its door
 AGAIN_S = 30.0  # until a machine that has lost its door, or opened none, is asked again
-SILENT_S = 2 * UNHEARD_S  # after which a door that says nothing of a session counts as lost
 # For a door to tell a client how its session ended: then `provider.STOP_S` leaves time to log it.
 LEFT_S = 6.0
+ALIVE_S = 1.0  # between this end's signs of life to a door
 _LOOK_S = 0.2
 _MACHINES_S = 2.0  # between two looks at which machines there are
 _EVERYWHERE = ("", "0.0.0.0", "::", "[::]")
@@ -290,7 +292,7 @@ class _AtDoor:
         self._deliver: Callable[[Parcel], None] | None = None
         self._over = threading.Event()
         self._error: SpuLlmError | None = None
-        self._heard_at = time.monotonic()
+        self._heard_at, self._said_at = time.monotonic(), 0.0
         threading.Thread(target=self._read, name="at-door", daemon=True).start()
 
     def snapshot(self) -> Counters:
@@ -308,6 +310,7 @@ class _AtDoor:
 
         def looks() -> None:
             look()
+            self._say_alive()
             if self._over.is_set():
                 raise self._error or WorkerError("the door ended a session that had not begun")
             if time.monotonic() > self._heard_at + SILENT_S:
@@ -330,6 +333,13 @@ class _AtDoor:
         finally:
             self._memory = 0
             self._doors.release(place.host)
+
+    def _say_alive(self) -> None:
+        now = time.monotonic()
+        if now > self._said_at + ALIVE_S:
+            self._said_at = now
+            with suppress(PeerError):  # which the reader sees, too
+                self._framed.say(ALIVE)
 
     def refuse(self, error: SpuLlmError) -> None:
         """See `Elsewhere.refuse`; returns when the client has been told, or after a while."""
