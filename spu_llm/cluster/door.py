@@ -141,7 +141,8 @@ class Door:
         self._dialer = Dialer(self._own, plan.front_door)
         self._life = self._dialer.dial(LIFE)
         self._callers = Callers(self._run)
-        self._entrance = Entrance(listener, identity, Strangers(self._say).refused)
+        self._refused = Strangers(self._say).refused
+        self._entrance = Entrance(listener, identity, self._refused)
         port = int(listener.getsockname()[1])
         threading.Thread(target=self._listen, name="door", daemon=True).start()
         threading.Thread(target=self._live, name="life", daemon=True).start()
@@ -190,11 +191,21 @@ class Door:
         """Pass a client's calls on to the front door, which says whose they are."""
         with closing(met.stream):
             own, peer = words_of(met.own), words_of(met.peer)
-            with closing(self._dialer.dial(CALLS, peer, own, met.origin)) as framed:
+            with closing(self._dialed(CALLS, peer, own, met.origin)) as framed:
                 with _ends_after(GO_S, framed):
                     framed.hear()  # it may begin
                 with _ends_after(CALLS_S, framed):
                     splice(met.stream, framed.stream())
+
+    def _dialed(self, *purpose: Any) -> Framed:
+        """Return a connection to the front door; PeerError, which its log gets, where there is
+        none.
+        """
+        try:
+            return self._dialer.dial(*purpose)
+        except PeerError as exc:
+            self._refused(PeerError(f"a door does not reach the front door: {exc}"))
+            raise
 
     def _serve(self, met: Met) -> None:
         """Serve a connection for a session's data to its end."""
@@ -207,7 +218,12 @@ class Door:
                 shown = control.take_ticket(HANDSHAKE_S)
             own = OneTime.made()
             asked = [shown.hex(), words_of(met.peer), own.certificate, *_moved(relay)]
-            with closing(_AtFrontDoor(self._dialer.dial(SESSION, *asked), relay)) as session:
+            try:
+                framed = self._dialed(SESSION, *asked)
+            except PeerError:
+                control.bye(NO_ANSWER, ok=False)
+                raise
+            with closing(_AtFrontDoor(framed, relay)) as session:
                 try:
                     program = session.admitted(control.check)
                     self._callers.settled(met)

@@ -16,7 +16,7 @@ from spu_llm.cluster.bridge import Dialer, Port
 from spu_llm.cluster.door import Door
 from spu_llm.cluster.door_words import ADMITTED, CALLS, GO, STOP
 from spu_llm.cluster.framed import Framed
-from spu_llm.core.errors import BusyError
+from spu_llm.core.errors import BusyError, PeerError
 from spu_llm.net import relay as relay_module
 from spu_llm.net.control import Control
 from spu_llm.net.entrance import Met
@@ -95,3 +95,20 @@ def test_calls_end_where_the_front_door_stalls(
     assert client.recv_within(1, SOON_S / 2) == b""
     assert framed.stream().recv_some(1) == b""
     assert eventually(lambda: not at.door._callers._threads)
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_front_door_that_cannot_be_reached(at: AtDoor, calls: bool) -> None:
+    """The client of a session hears so, and the front door, of the door's life."""
+    at.port.close()
+    client = at.comes(calls)
+    if calls:
+        assert client.recv_within(1, SOON_S) == b""
+    else:
+        with closing(Control(Relay(client, shape_of("local"), "client"))) as control:
+            control.show_ticket(b"ticket")
+            assert control.ended.wait(SOON_S)
+            with pytest.raises(PeerError, match=door_module.NO_ANSWER):
+                control.check()
+    assert eventually(lambda: len(at.life) == 1)
+    assert "does not reach the front door: cannot reach the machine" in at.life[0]
