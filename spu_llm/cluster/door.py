@@ -69,6 +69,7 @@ LEFT_S = 5.0  # for it to hear how a session ended
 GO_S = 5.0  # for it to take a connection for calls
 CALLS_S = 15.0  # of a connection for calls, whatever either end does or does not
 NO_ANSWER = "the provider's front door does not answer"
+CLOSED_S = 1.0  # for the port to be closed
 _LOOK_S = 0.2
 _CHUNK = 64 << 10
 _T = TypeVar("_T")
@@ -144,7 +145,9 @@ class Door:
         self._refused = Strangers(self._say).refused
         self._entrance = Entrance(listener, identity, self._refused)
         port = int(listener.getsockname()[1])
-        threading.Thread(target=self._listen, name="door", daemon=True).start()
+        self._over = threading.Event()
+        self._listening = threading.Thread(target=self._listen, name="door", daemon=True)
+        self._listening.start()
         threading.Thread(target=self._live, name="life", daemon=True).start()
         return port
 
@@ -154,8 +157,11 @@ class Door:
 
     def _listen(self) -> None:
         try:
-            listening.listen(self._entrance, self._callers.start, exit_with_parent=False)
-        finally:
+            with closing(self._entrance) as entrance:
+                listening.listen(
+                    entrance, self._callers.start, exit_with_parent=False, over=self._over.is_set
+                )
+        except BaseException:
             os._exit(1)
 
     def _live(self) -> None:
@@ -175,6 +181,9 @@ class Door:
         except SpuLlmError as exc:
             why = str(exc)
         finally:
+            # First the port, which another door may take as soon as the front door knows.
+            self._over.set()
+            self._listening.join(CLOSED_S)
             with suppress(PeerError):
                 self._life.say(ENDED, why)
                 time.sleep(_LOOK_S)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from spu_llm.cluster.actors import Actors
@@ -77,16 +77,17 @@ _TOLD = (LimitError, PeerError, WantedError)
 class _Open:
     """A door that is open: its node, the address of its machine, its actor, where it reaches this
     process, and the address of the door. `life`: a connection that ends with the door; `shown`: the
-    identity that it was opened with.
+    identity that it was last told, one at a time, under `telling`.
     """
 
     node: str
     machine: str
-    actor: Any
+    actor: Any = None
     at: str = ""
     port: Port | None = None
     life: Framed | None = None
     shown: Shown | None = None
+    telling: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Doors:
@@ -118,9 +119,19 @@ class Doors:
         """Have all doors meet clients as `identity` from here on; those that cannot are closed."""
         with self._lock:
             self._identity = identity
-            lives = [door.life for door in self._open.values() if door.life is not None]
-        for life in lives:
-            _renew(life, Shown.of(identity))
+            doors = list(self._open.values())
+        for door in doors:
+            self._renew(door, again=True)
+
+    def _renew(self, door: _Open, again: bool) -> None:
+        """Tell a door whom it is to be by now; unless `again`, where it was told another one."""
+        with door.telling:
+            with self._lock:
+                life, shown = door.life, Shown.of(self._identity)
+            if life is not None and shown is not None and (again or shown != door.shown):
+                door.shown = shown
+                with suppress(PeerError):
+                    life.say(RENEW, *map(str, astuple(shown)))
 
     def _keep(self) -> None:
         """Follow which machines there are, for as long as this process lives."""
@@ -161,11 +172,13 @@ class Doors:
         return errors
 
     def _try(self, node: str, machine: str, errors: list[SpuLlmError]) -> None:
-        door = _Open(node, machine, self._actors.door(node))
+        door = _Open(node, machine)
         try:
+            door.actor = self._actors.door(node)
             self._opened(door)
         except Exception as exc:
-            self._actors.kill(door.actor)
+            if door.actor is not None:
+                self._actors.kill(door.actor)
             if door.port is not None:
                 door.port.close()
             with self._lock:
@@ -214,9 +227,8 @@ class Doors:
         """Hear of a door's life to its end."""
         why = "it was lost"
         with self._lock:
-            door.life, latest = framed, Shown.of(self._identity)
-        if latest != door.shown:  # renewed while the door was opened
-            _renew(framed, latest)
+            door.life = framed
+        self._renew(door, again=False)  # it may be another one since the door was opened
         try:
             while True:
                 match framed.hear():
@@ -261,12 +273,6 @@ class Doors:
     def log(self, record: Record) -> None:
         """Log a record; WantedError where that cannot be done."""
         self._log(record)
-
-
-def _renew(life: Framed, shown: Shown | None) -> None:
-    if shown is not None:
-        with suppress(PeerError):
-            life.say(RENEW, *map(str, astuple(shown)))
 
 
 class _AtDoor:

@@ -7,14 +7,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spu_llm.cluster import door as door_module
 from spu_llm.cluster.bridge import Dialer, Port
-from spu_llm.cluster.door import Door
-from spu_llm.cluster.door_words import ADMITTED, CALLS, GO, STOP
+from spu_llm.cluster.door import Door, DoorPlan
+from spu_llm.cluster.door_words import ADMITTED, CALLS, ENDED, GO, RENEW, STOP
 from spu_llm.cluster.framed import Framed
 from spu_llm.core.errors import BusyError, PeerError
 from spu_llm.net import relay as relay_module
@@ -112,3 +113,24 @@ def test_a_front_door_that_cannot_be_reached(at: AtDoor, calls: bool) -> None:
                 control.check()
     assert eventually(lambda: len(at.life) == 1)
     assert "does not reach the front door: cannot reach the machine" in at.life[0]
+
+
+def test_a_door_that_ends_has_closed_its_port_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: queue.Queue[int] = queue.Queue()
+    monkeypatch.setattr(door_module, "os", SimpleNamespace(_exit=ended.put))
+    own, door = OneTime.made(), Door()
+    met: queue.Queue[Framed] = queue.Queue()
+    with closing(
+        Port("127.0.0.1", own, door.certificate(), lambda framed, said: met.put(framed))
+    ) as front_door:
+        port = door.open(DoorPlan(front_door.endpoint, "127.0.0.1", 0, "local", None))
+        life = met.get(timeout=SOON_S)
+        life.say(RENEW, "/nowhere", "/nobody", "a fingerprint", "anchors")
+        try:
+            kind, why = life.hear()
+            assert kind == ENDED and "/nowhere" in why
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port))
+        finally:
+            assert ended.get(timeout=SOON_S) == 1
+            life.close()
