@@ -16,7 +16,7 @@ import itertools
 import queue
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,11 @@ from spu_llm.net.stream import TcpStream
 from spu_llm.net.worker_side import WorkerSide
 
 WORDS, CONNECT, FETCH = "words", "connect", "fetch"  # what a connection is for
+_CARRIED = (CONNECT, FETCH)  # these carry a socket, whose reader may take its time
 _CONNECTED, _REFUSED = b"c", b"r"
 CONNECT_S = 5.0
-# After which a machine that does not take what is sent to it counts as lost.
+# After which a machine that does not take words that are sent to it, or is not there, counts as
+# lost.
 UNHEARD_S = 15.0
 _LOOK_S = 0.5
 _AGAIN_S = 0.1  # until it listens again
@@ -60,9 +62,15 @@ class Dialer:
         """Return a connection for a purpose; PeerError when there is none."""
         at = self._endpoint
         tcp = stream.connect(at.host, at.port, CONNECT_S, "the machine")
+        tcp.notice_loss(UNHEARD_S, untaken=_of_words(purpose))
         framed = Framed(tls.as_client(tcp, self._identity, at.host))
         framed.say(*purpose)
         return framed
+
+
+def _of_words(purpose: Sequence[Any]) -> bool:
+    """Return whether a connection is for words alone, which its ends read as they come."""
+    return not (purpose and purpose[0] in _CARRIED)
 
 
 class BridgedSide:
@@ -168,11 +176,14 @@ class Port:
         framed: Framed | None = None
         try:
             try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * UNHEARD_S))
-                framed = Framed(tls.as_server(TcpStream(sock), self._identity))
+                tcp = TcpStream(sock)
+                tcp.notice_loss(UNHEARD_S, untaken=True)
+                framed = Framed(tls.as_server(tcp, self._identity))
             finally:
                 self._places.release()
-            self._serve(framed, framed.hear())
+            purpose = framed.hear()
+            tcp.notice_loss(UNHEARD_S, untaken=_of_words(purpose))
+            self._serve(framed, purpose)
         except (OSError, PeerError, ValueError, KeyError):
             if framed is not None:
                 framed.close()

@@ -13,14 +13,16 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spu_llm.cluster.bridge import Dialer, Endpoint
 from spu_llm.cluster.door_words import (
+    ADMITTED,
+    ALIVE,
     CALLS,
     ENDED,
     LIFE,
@@ -29,6 +31,7 @@ from spu_llm.cluster.door_words import (
     PLACED,
     RENEW,
     SESSION,
+    SILENT_S,
     STOP,
     STORED,
     STRANGER,
@@ -63,8 +66,13 @@ from spu_llm.service.task import Task
 USAGE_S = 0.5  # between reports of what a session uses, which are signs of life
 STORED_S = 60.0  # for the front door to store a batch
 LEFT_S = 5.0  # for it to hear how a session ended
+GO_S = 5.0  # for it to take a connection for calls
+CALLS_S = 15.0  # of a connection for calls, whatever either end does or does not
+NO_ANSWER = "the provider's front door does not answer"
+CLOSED_S = 1.0  # for the port to be closed
 _LOOK_S = 0.2
 _CHUNK = 64 << 10
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -134,9 +142,12 @@ class Door:
         self._dialer = Dialer(self._own, plan.front_door)
         self._life = self._dialer.dial(LIFE)
         self._callers = Callers(self._run)
-        self._entrance = Entrance(listener, identity, Strangers(self._say).refused)
+        self._refused = Strangers(self._say).refused
+        self._entrance = Entrance(listener, identity, self._refused)
         port = int(listener.getsockname()[1])
-        threading.Thread(target=self._listen, name="door", daemon=True).start()
+        self._over = threading.Event()
+        self._listening = threading.Thread(target=self._listen, name="door", daemon=True)
+        self._listening.start()
         threading.Thread(target=self._live, name="life", daemon=True).start()
         return port
 
@@ -146,8 +157,11 @@ class Door:
 
     def _listen(self) -> None:
         try:
-            listening.listen(self._entrance, self._callers.start, exit_with_parent=False)
-        finally:
+            with closing(self._entrance) as entrance:
+                listening.listen(
+                    entrance, self._callers.start, exit_with_parent=False, over=self._over.is_set
+                )
+        except BaseException:
             os._exit(1)
 
     def _live(self) -> None:
@@ -167,6 +181,9 @@ class Door:
         except SpuLlmError as exc:
             why = str(exc)
         finally:
+            # First the port, which another door may take as soon as the front door knows.
+            self._over.set()
+            self._listening.join(CLOSED_S)
             with suppress(PeerError):
                 self._life.say(ENDED, why)
                 time.sleep(_LOOK_S)
@@ -183,9 +200,21 @@ class Door:
         """Pass a client's calls on to the front door, which says whose they are."""
         with closing(met.stream):
             own, peer = words_of(met.own), words_of(met.peer)
-            with closing(self._dialer.dial(CALLS, peer, own, met.origin)) as framed:
-                framed.hear()  # it may begin
-                splice(met.stream, framed.stream())
+            with closing(self._dialed(CALLS, peer, own, met.origin)) as framed:
+                with _ends_after(GO_S, framed):
+                    framed.hear()  # it may begin
+                with _ends_after(CALLS_S, framed):
+                    splice(met.stream, framed.stream())
+
+    def _dialed(self, *purpose: Any) -> Framed:
+        """Return a connection to the front door; PeerError, which its log gets, where there is
+        none.
+        """
+        try:
+            return self._dialer.dial(*purpose)
+        except PeerError as exc:
+            self._refused(PeerError(f"a door does not reach the front door: {exc}"))
+            raise
 
     def _serve(self, met: Met) -> None:
         """Serve a connection for a session's data to its end."""
@@ -198,16 +227,24 @@ class Door:
                 shown = control.take_ticket(HANDSHAKE_S)
             own = OneTime.made()
             asked = [shown.hex(), words_of(met.peer), own.certificate, *_moved(relay)]
-            with closing(_AtFrontDoor(self._dialer.dial(SESSION, *asked), relay)) as session:
+            try:
+                framed = self._dialed(SESSION, *asked)
+            except PeerError:
+                control.bye(NO_ANSWER, ok=False)
+                raise
+            with closing(_AtFrontDoor(framed, relay)) as session:
                 try:
+                    program = session.admitted(control.check)
+                    self._callers.settled(met)
+                    metered.most = None  # from here on, the client's account counts
+                    # Before there is a place: the client's worker opens its link when it is ready,
+                    # and what is held would keep this end from hearing the client's heartbeats.
+                    relay.allow_streams(programs.doors(programs.find(program)))
                     placed = session.placed(control.check)
                 except SpuLlmError as exc:
                     control.bye(str(exc), ok=False, busy=isinstance(exc, BusyError))
                     session.ended(exc)
                     raise
-                self._callers.settled(met)
-                metered.most = None  # from here on, the client's account counts
-                relay.allow_streams(programs.doors(programs.find(placed.task.program)))
                 session.supervise(control, placed, own)
 
 
@@ -229,20 +266,30 @@ class _AtFrontDoor:
     def __init__(self, framed: Framed, relay: Relay) -> None:
         self._framed, self._relay = framed, relay
         self._worker: RemoteWorker | None = None
+        self._programs: queue.Queue[str] = queue.Queue()
         self._places: queue.Queue[_Placed] = queue.Queue()
         self._stored: queue.Queue[PoolError | None] = queue.Queue()
         self._stop: SpuLlmError | None = None
         self._over = threading.Event()
-        self._reported = 0.0
+        self._reported, self._heard_at = 0.0, time.monotonic()
         threading.Thread(target=self._read, name="session", daemon=True).start()
+
+    def admitted(self, look: Callable[[], None]) -> str:
+        """Return the session's program, before it has a place; raise why there is no session, or
+        what `look` raises.
+        """
+        return self._next(self._programs, look)
 
     def placed(self, look: Callable[[], None]) -> _Placed:
         """Return where the session runs; raise why it does not, or what `look` raises."""
+        return self._next(self._places, look)
+
+    def _next(self, said: queue.Queue[_T], look: Callable[[], None]) -> _T:
         while True:
             look()
             self._look()
             with suppress(queue.Empty):
-                return self._places.get(timeout=_LOOK_S)
+                return said.get(timeout=_LOOK_S)
 
     def supervise(self, control: Control, placed: _Placed, own: OneTime) -> None:
         """Run the session to its end, which the front door hears of; raise what ended it before.
@@ -287,6 +334,8 @@ class _AtFrontDoor:
         self._report()
         if self._stop is not None:
             raise self._stop
+        if time.monotonic() > self._heard_at + SILENT_S:
+            raise WantedError(NO_ANSWER)
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -316,12 +365,17 @@ class _AtFrontDoor:
         self._stored.put(PoolError("the front door has gone"))
 
     def _hear(self, words: list[Any]) -> None:
+        self._heard_at = time.monotonic()
         match words:
+            case [kind, str(program)] if kind == ADMITTED:
+                self._programs.put(program)
             case [kind, task, machine, [str(host), int(port), str(certificate)], str(key)] if (
                 kind == PLACED
             ):
                 endpoint = Endpoint(host, port, certificate)
                 self._places.put(_Placed(Task(**task), machine, endpoint, bytes.fromhex(key)))
+            case [kind] if kind == ALIVE:
+                pass
             case [kind] if kind == STORED:
                 self._stored.put(None)
             case [kind, str(why)] if kind == NOT_STORED:
@@ -335,6 +389,18 @@ class _AtFrontDoor:
 def _moved(relay: Relay) -> tuple[int, int]:
     seen = relay.snapshot()
     return seen.wire_bytes_sent, seen.wire_bytes_received
+
+
+@contextmanager
+def _ends_after(seconds: float, framed: Framed) -> Iterator[None]:
+    """Close a connection where the block takes longer than so many seconds."""
+    late = threading.Timer(seconds, framed.close)
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 def splice(one: ByteStream, other: ByteStream) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from spu_llm.cluster.bridge import UNHEARD_S
 from spu_llm.core import errors
 from spu_llm.core.errors import PeerError, SpuLlmError, WorkerError
 from spu_llm.net.identity import Certificate
@@ -17,10 +18,15 @@ LIFE, CALLS, SESSION = "life", "calls", "session"
 STRANGER = "stranger"  # from the door, of its life: why somebody was not let in
 RENEW = "renew"  # to the door, of its life: whom it is to be, and to trust
 GO = "go"  # to the door: the bytes of calls may come
-# Of a session, to the door: it runs there, a batch is stored or is not, it is to end.
-PLACED, STORED, NOT_STORED, STOP = "placed", "stored", "not stored", "stop"
+# Of a session, to the door: its program, before there is room for it; it runs there; a batch is
+# stored or is not; it is to end; nothing, as a sign of life.
+ADMITTED, PLACED, STOP, ALIVE = "admitted", "placed", "stop", "alive"
+STORED, NOT_STORED = "stored", "not stored"
 # Of a session, from the door: what it uses, a batch, how it ended.
 USAGE, PARCEL, ENDED = "usage", "parcel", "ended"
+
+# Without a word of a session from the other end, after which that end counts as lost.
+SILENT_S = 2 * UNHEARD_S
 
 # Errors that the other end raises as they are; all others are this party's own machine's.
 _KINDS = {

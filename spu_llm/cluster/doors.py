@@ -8,14 +8,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from spu_llm.cluster.actors import Actors
-from spu_llm.cluster.bridge import UNHEARD_S, Port
+from spu_llm.cluster.bridge import Port
 from spu_llm.cluster.delivering import delivery
 from spu_llm.cluster.door import DoorPlan, Shown
 from spu_llm.cluster.door_words import (
+    ADMITTED,
+    ALIVE,
     CALLS,
     ENDED,
     GO,
@@ -25,6 +27,7 @@ from spu_llm.cluster.door_words import (
     PLACED,
     RENEW,
     SESSION,
+    SILENT_S,
     STOP,
     STORED,
     STRANGER,
@@ -60,8 +63,9 @@ from spu_llm.service.workers import Sessions
 
 START_S = 60.0  # for a machine to open its door
 AGAIN_S = 30.0  # until a machine that has lost its door, or opened none, is asked again
-SILENT_S = 2 * UNHEARD_S  # after which a door that says nothing of a session counts as lost
-LEFT_S = 10.0  # for a door to tell a client how its session ended
+# For a door to tell a client how its session ended: then `provider.STOP_S` leaves time to log it.
+LEFT_S = 6.0
+ALIVE_S = 1.0  # between this end's signs of life to a door
 _LOOK_S = 0.2
 _MACHINES_S = 2.0  # between two looks at which machines there are
 _EVERYWHERE = ("", "0.0.0.0", "::", "[::]")
@@ -73,16 +77,17 @@ _TOLD = (LimitError, PeerError, WantedError)
 class _Open:
     """A door that is open: its node, the address of its machine, its actor, where it reaches this
     process, and the address of the door. `life`: a connection that ends with the door; `shown`: the
-    identity that it was opened with.
+    identity that it was last told, one at a time, under `telling`.
     """
 
     node: str
     machine: str
-    actor: Any
+    actor: Any = None
     at: str = ""
     port: Port | None = None
     life: Framed | None = None
     shown: Shown | None = None
+    telling: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Doors:
@@ -114,9 +119,19 @@ class Doors:
         """Have all doors meet clients as `identity` from here on; those that cannot are closed."""
         with self._lock:
             self._identity = identity
-            lives = [door.life for door in self._open.values() if door.life is not None]
-        for life in lives:
-            _renew(life, Shown.of(identity))
+            doors = list(self._open.values())
+        for door in doors:
+            self._renew(door, again=True)
+
+    def _renew(self, door: _Open, again: bool) -> None:
+        """Tell a door whom it is to be by now; unless `again`, where it was told another one."""
+        with door.telling:
+            with self._lock:
+                life, shown = door.life, Shown.of(self._identity)
+            if life is not None and shown is not None and (again or shown != door.shown):
+                door.shown = shown
+                with suppress(PeerError):
+                    life.say(RENEW, *map(str, astuple(shown)))
 
     def _keep(self) -> None:
         """Follow which machines there are, for as long as this process lives."""
@@ -157,11 +172,13 @@ class Doors:
         return errors
 
     def _try(self, node: str, machine: str, errors: list[SpuLlmError]) -> None:
-        door = _Open(node, machine, self._actors.door(node))
+        door = _Open(node, machine)
         try:
+            door.actor = self._actors.door(node)
             self._opened(door)
         except Exception as exc:
-            self._actors.kill(door.actor)
+            if door.actor is not None:
+                self._actors.kill(door.actor)
             if door.port is not None:
                 door.port.close()
             with self._lock:
@@ -210,9 +227,8 @@ class Doors:
         """Hear of a door's life to its end."""
         why = "it was lost"
         with self._lock:
-            door.life, latest = framed, Shown.of(self._identity)
-        if latest != door.shown:  # renewed while the door was opened
-            _renew(framed, latest)
+            door.life = framed
+        self._renew(door, again=False)  # it may be another one since the door was opened
         try:
             while True:
                 match framed.hear():
@@ -259,12 +275,6 @@ class Doors:
         self._log(record)
 
 
-def _renew(life: Framed, shown: Shown | None) -> None:
-    if shown is not None:
-        with suppress(PeerError):
-            life.say(RENEW, *map(str, astuple(shown)))
-
-
 class _AtDoor:
     """A session whose connection a door has (`workers.Elsewhere`)."""
 
@@ -288,7 +298,7 @@ class _AtDoor:
         self._deliver: Callable[[Parcel], None] | None = None
         self._over = threading.Event()
         self._error: SpuLlmError | None = None
-        self._heard_at = time.monotonic()
+        self._heard_at, self._said_at = time.monotonic(), 0.0
         threading.Thread(target=self._read, name="at-door", daemon=True).start()
 
     def snapshot(self) -> Counters:
@@ -306,12 +316,14 @@ class _AtDoor:
 
         def looks() -> None:
             look()
+            self._say_alive()
             if self._over.is_set():
                 raise self._error or WorkerError("the door ended a session that had not begun")
             if time.monotonic() > self._heard_at + SILENT_S:
                 raise WorkerError(f"nothing is heard of machine {self._door.machine}")
 
         self._deliver = delivery(admitted.task)
+        self._framed.say(ADMITTED, admitted.task.program)
         self._doors.log(journal.waiting(session))
         place = self._doors.place(admitted.task, self._supervisor, self._door.node, looks)
         try:
@@ -327,6 +339,13 @@ class _AtDoor:
         finally:
             self._memory = 0
             self._doors.release(place.host)
+
+    def _say_alive(self) -> None:
+        now = time.monotonic()
+        if now > self._said_at + ALIVE_S:
+            self._said_at = now
+            with suppress(PeerError):  # which the reader sees, too
+                self._framed.say(ALIVE)
 
     def refuse(self, error: SpuLlmError) -> None:
         """See `Elsewhere.refuse`; returns when the client has been told, or after a while."""

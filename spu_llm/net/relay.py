@@ -100,7 +100,8 @@ class Relay:
     def open_worker_side(self, side: WorkerSide) -> None:
         """Carry what goes to and from the own worker, which is reached by `side`: owned from here.
 
-        The worker need not listen yet: a stream waits `WORKER_CONNECT_S` for it.
+        The worker need not listen yet: a stream waits `WORKER_CONNECT_S` for it from here on, or
+        from when the stream was opened.
         """
         assert self._side is None, "the worker side is opened once"
         with self._lock:
@@ -320,13 +321,14 @@ class Relay:
             pipe.release()
 
     def _connect_worker(self, pipe: WorkerPipe) -> socket.socket:
+        while not (pipe.aborted or self._worker_known.wait(_RETRY_S)):
+            pass  # a session may wait for its place, for as long as its supervisor says
         deadline = time.monotonic() + WORKER_CONNECT_S
         while not pipe.aborted and time.monotonic() < deadline:
-            if self._worker_known.wait(_RETRY_S):
-                assert self._side is not None
-                with contextlib.suppress(OSError):
-                    return self._side.connect(pipe.door)
-                time.sleep(_RETRY_S)
+            assert self._side is not None
+            with contextlib.suppress(OSError):
+                return self._side.connect(pipe.door)
+            time.sleep(_RETRY_S)
         raise ConnectionError("no worker to connect to")
 
     def _close_pipe(self, pipe: WorkerPipe, mode: bytes) -> None:

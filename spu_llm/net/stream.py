@@ -16,6 +16,7 @@ from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net import loopback
 
 BACKLOG = 1024  # connections that wait to be accepted, if the system allows as many
+_IDLE_S, _PROBE_S = 5, 3  # until an idle connection is probed, and between two probes
 
 
 class ByteStream(Protocol):
@@ -113,6 +114,21 @@ class TcpStream:
             return True
         self.close()
         return False
+
+    def notice_loss(self, seconds: float, untaken: bool) -> None:
+        """Break the connection when the peer's machine has answered nothing for so many seconds, a
+        few more or less: while nothing is sent, it is probed. untaken: also when the peer takes
+        none of what is sent for so long, or the machine is lost meanwhile; else that may take as
+        long as it likes.
+        """
+        probes = max(1, round((seconds - _IDLE_S) / _PROBE_S))
+        with self._shared as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+            unheard_ms = round(1e3 * seconds) if untaken else 0
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unheard_ms)
 
     def recv_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.recv_some`."""

@@ -51,11 +51,6 @@ class AdmissionControl:
         with self._lock:
             return bool(self._running or self._unexpired())
 
-    @property
-    def running(self) -> bool:
-        """Return whether there is a session."""
-        return bool(self._running)
-
     def admit(
         self,
         task: Task,

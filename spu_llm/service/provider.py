@@ -54,7 +54,6 @@ CALL_BYTES = 8 << 20  # of a connection for calls: manifests or a document's par
 REFUSAL_BYTES = 256 << 10  # the same, once the client has moved all that it may
 DRAIN_S = 60.0  # for sessions to come to their end
 STOP_S = 10.0  # for them to tell their clients that they do not
-_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -195,6 +194,7 @@ class _Sessions:
         self.start = self._callers.start
         self.refused = Strangers(self.note_stranger).refused
         self._lock = threading.Lock()
+        self._elsewhere, self._changed = 0, threading.Condition()
         self._stop, self._closing = threading.Event(), False
         self.over = False
         self.error: SpuLlmError | None = None
@@ -216,11 +216,13 @@ class _Sessions:
             self._control.close()
 
     def _join(self, seconds: float) -> None:
-        """Wait for all sessions, `seconds` at most."""
+        """Wait until all sessions have ended and are logged, `seconds` at most."""
         deadline = time.monotonic() + seconds
         self._callers.join(seconds)
-        while self._places.running and time.monotonic() < deadline:  # on other machines
-            time.sleep(_LOOK_S)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._elsewhere, max(0.0, deadline - time.monotonic())
+            )
 
     def renew(self, options: ServeOptions) -> None:
         """Run new sessions under these options, as far as they can change (`RENEWED`)."""
@@ -279,6 +281,16 @@ class _Sessions:
 
     def run_elsewhere(self, one: Elsewhere) -> None:
         """See `workers.Sessions`."""
+        with self._changed:
+            self._elsewhere += 1
+        try:
+            self._run_elsewhere(one)
+        finally:
+            with self._changed:
+                self._elsewhere -= 1
+                self._changed.notify_all()
+
+    def _run_elsewhere(self, one: Elsewhere) -> None:
         try:
             admitted = self._places.enter(one.shown, one.client)
         except PeerError as exc:

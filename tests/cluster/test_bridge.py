@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spu_llm.cluster.bridge import CONNECT, WORDS, BridgedSide, Dialer, Landing, Port
+from spu_llm.cluster.bridge import CONNECT, FETCH, WORDS, BridgedSide, Dialer, Landing, Port
 from spu_llm.cluster.framed import MAX_FRAME, Framed, carry
 from spu_llm.core.errors import PeerError
 from spu_llm.net.frames import StreamType
@@ -192,6 +192,42 @@ def test_another_machine_in_its_place_is_refused(bridge: Bridge) -> None:
     with pytest.raises(PeerError, match="certificate"):
         Dialer(bridge.own, false).dial(WORDS)
     assert bridge.landing.words.empty()
+
+
+@pytest.mark.parametrize(("purpose", "limit_ms"), [(WORDS, 15_000), (CONNECT, 0), (FETCH, 0)])
+def test_a_machine_that_is_lost_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, purpose: str, limit_ms: int
+) -> None:
+    """At both ends, by probes; what is carried waits for its reader, without an end."""
+    sockets: list[socket.socket] = []
+    made = TcpStream.__init__
+
+    def kept(self: TcpStream, sock: socket.socket) -> None:
+        made(self, sock)
+        sockets.append(sock)
+
+    monkeypatch.setattr(TcpStream, "__init__", kept)
+    own, theirs = OneTime.made(), OneTime.made()
+    met: queue.Queue[Framed] = queue.Queue()
+    port = Port(HOST, own, theirs.certificate, lambda framed, said: met.put(framed))
+    framed = Dialer(theirs, port.endpoint).dial(purpose, 1)
+    other = met.get(timeout=SOON_S)
+    for sock in sockets:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, between, count, untaken_ms = (
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (
+                socket.TCP_KEEPIDLE,
+                socket.TCP_KEEPINTVL,
+                socket.TCP_KEEPCNT,
+                socket.TCP_USER_TIMEOUT,
+            )
+        )
+        assert 10 <= idle + between * count <= 20 and untaken_ms == limit_ms
+    assert len(sockets) == 2
+    framed.close()
+    other.close()
+    port.close()
 
 
 def test_who_shows_nothing_is_dropped(bridge: Bridge) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from spu_llm.cluster import door, doors
 from spu_llm.cluster.actors import NO_ROOM
 from spu_llm.cluster.bridge import Dialer, Endpoint, Port
 from spu_llm.cluster.door import _AtFrontDoor
@@ -192,6 +194,37 @@ def test_a_front_door_that_is_gone_ends_it(both: Both) -> None:
         both.door._look()
     with pytest.raises(PoolError, match="does not take batches|has gone"):
         both.door._deliver(Parcel("kind", "id", {}))
+
+
+def test_a_front_door_that_says_nothing_ends_it(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "SILENT_S", 1.0)
+    monkeypatch.setattr(doors, "ALIVE_S", 0.1)
+    stalls, stalled = threading.Event(), threading.Event()
+
+    def look() -> None:
+        if stalls.is_set():
+            stalled.set()
+            time.sleep(SOON_S)
+
+    both.run(look)
+    both.door.placed(lambda: None)
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        time.sleep(0.02)
+        both.door._look()
+    stalls.set()
+    assert stalled.wait(SOON_S)
+
+    def ended() -> bool:
+        try:
+            both.door._look()
+        except WantedError as exc:
+            return str(exc) == door.NO_ANSWER
+        return False
+
+    assert eventually(ended, SOON_S / 2)
 
 
 def test_a_door_that_is_gone_ends_it(both: Both) -> None:

@@ -112,6 +112,19 @@ def test_worker_that_comes_up_late(bench: Bench) -> None:
     assert read_all(sock, 5) == b"early"
 
 
+def test_a_stream_waits_until_the_worker_is_known(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "WORKER_CONNECT_S", 0.1)
+    client, provider = bench.controls()
+    sock = bench.dial(opened(client.relay, 1))
+    sock.sendall(b"early")
+    assert eventually(lambda: bool(provider.relay._pipes))
+    time.sleep(0.5)  # a session's place may take longer than its worker to listen
+    opened(provider.relay, bench.worker(echo).port)
+    assert read_all(sock, 5) == b"early"
+
+
 def test_streams_wait_until_they_are_allowed(bench: Bench) -> None:
     """Control messages do not: they say whether there is a session."""
     client, provider = bench.controls()
