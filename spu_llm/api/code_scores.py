@@ -171,9 +171,9 @@ def score_programs(
 
     r: of Pass@r; by default those of 1 and 10 for which there are completions. limits: of each
     program (`service.untrusted.run_tests` says what it can do). A completion of more than 65536
-    characters is run, but compared with the reference as an empty text. on_program: told how many of how
-    many programs are done. InputError for a task without completions, for an r above the fewest
-    completions of a task, or where this machine cannot confine programs: none is run then.
+    characters is run, but compared with the reference as an empty text. on_program: told how many
+    of how many programs are done. InputError for a task without completions, for an r above the
+    fewest completions of a task, or where this machine cannot confine programs: none is run then.
     """
     fewest = _fewest(tasks, completions)
     asked = tuple(r or (one for one in (1, 10) if one <= fewest))

@@ -49,7 +49,9 @@ _OPEN_FILES = 64
 class Limits:
     """What a program gets. seconds: by the wall clock, to load, and for each test, which is the
     most CPU time, too. memory_bytes: of address space, of which Python itself takes some 30 MB.
-    disk_bytes: of all files in its folder, which lies in `tempfile.gettempdir()`.
+    disk_bytes: of each file, and of all files in its folder, which lies in `tempfile.gettempdir()`;
+    all are looked at every 50 ms, so for as long there may be more. It cannot remove or rename a
+    file (PermissionError), nor have one without a name.
     """
 
     seconds: float = 3.0
@@ -187,7 +189,8 @@ def _is_full(folder: Path, most: int) -> bool:
     with os.scandir(folder) as files:
         for count, file in enumerate(files, 1):
             with suppress(FileNotFoundError):
-                size += file.stat(follow_symlinks=False).st_size
+                status = file.stat(follow_symlinks=False)
+                size += max(status.st_size, 512 * status.st_blocks)
             if count > _FILES or size > most:
                 return True
     return False
@@ -220,7 +223,7 @@ def main() -> None:
     ):
         resource.setrlimit(kind, (most, most))
     if not confine_files([], [Path(given["folder"])], untrusted=True):
-        say(f"{_LACKING}this kernel has no Landlock")
+        say(f"{_LACKING}this kernel has no Landlock of version 3 (Linux 6.2)")
         return
     if not confine_calls(untrusted=True):
         say(f"{_LACKING}this kernel or processor has no seccomp filter for x86-64")

@@ -38,6 +38,12 @@ DEEDS = {
     "read its parent": "import os; open(f'/proc/{os.getppid()}/environ').read()",
     "read of itself": "open('/proc/self/environ').read()",
     "make a folder": "import os; os.mkdir('folder')",
+    "have a file without a name": "import os; os.open('.', os.O_TMPFILE | os.O_RDWR)",
+    "remove a file of its own": "import os; open('own', 'w'); os.unlink('own')",
+    "put one in a file's place": "import os; open('a', 'w'); open('b', 'w'); os.rename('a', 'b')",
+    "have blocks that no size tells of": "LIBC; f = open('f', 'w'); "
+    "assert libc.fallocate(f.fileno(), 1, ctypes.c_long(0), ctypes.c_long(1 << 20)) == 0",
+    "have timers": "LIBC; assert libc.syscall(222, 1, None, ctypes.create_string_buffer(8)) == 0",
     "make a pipe": "import os; os.mkfifo('pipe')",
     "fork": "import os; os.fork() or os._exit(0)",
     "fork in C": "LIBC; assert libc.fork() >= 0",
@@ -163,6 +169,10 @@ def test_the_folder_is_limited() -> None:
     assert run_tests("", [one], limits)[0] in ("error OSError", FULL)
     assert run_tests("", [many], limits) == [FULL]
     assert run_tests("", [many.replace("1 << 10", "0")], limits) == [FULL]  # files, not bytes
+    beyond = (
+        "f = open('x', 'wb'); f.truncate(1 << 20); import os; os.link('x', 'y'); os.link('x', 'z')"
+    )
+    assert run_tests("", [beyond + waits], limits) == [FULL]
     assert run_tests("", [one + waits], Limits(disk_bytes=1 << 20, seconds=10))[0] != PASSED
     assert run_tests("", [one], Limits(disk_bytes=4 << 20)) == [PASSED]
 
@@ -208,6 +218,28 @@ def test_nothing_runs_unconfined(
     assert not trace.exists()
     code = code.replace("lambda *given, **more: False", f"untrusted.confine_{name}")
     assert run_tests("", ["pass"]) == [PASSED]
+
+
+def test_an_older_landlock_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before version 3 who may read a file may empty it; the filter of calls refuses that too."""
+    library = tmp_path / "lib" / "library.py"
+    library.parent.mkdir()
+    library.write_text("x")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from spu_llm.service import confine, untrusted; "
+        "confine._version = lambda libc: 2; untrusted.main()"
+    )
+    monkeypatch.setattr(untrusted, "_code", lambda: code)
+    with pytest.raises(InputError, match="no Landlock of version 3"):
+        run_tests("", ["pass"])
+    unaware = "confine._TRUNCATE = 0; confine._OF_FILES &= 0x3FFF"
+    code = code.replace("confine._version = lambda libc: 2", unaware)
+    program = f"import os\ndef empty(how): os.open({str(library)!r}, how | os.O_TRUNC)"
+    tests = ["empty(os.O_RDONLY)", "empty(3)", "empty(os.O_RDWR)", "open('own', 'w').close()"]
+    refused = "error PermissionError"
+    assert run_tests(program, tests) == [refused, refused, refused, PASSED]
+    assert library.read_text() == "x"
 
 
 def test_it_ends_with_its_parent() -> None:

@@ -111,8 +111,8 @@ _ASSIGNMENTS = ("=", ":=", "+=", "-=", "*=", "/=", "//=", "%=", "**=", "&=", "|=
 
 
 def subtrees(tree: ast.Module) -> Counter[str]:
-    """Count subtrees of two nodes or more, as kinds of nodes: names and constants do not count. Long
-    names of subtrees are hashed, so that those of a deep tree fit into memory.
+    """Count subtrees of two nodes or more, as kinds of nodes: names and constants do not count.
+    Long names of subtrees are hashed, so that those of a deep tree fit into memory.
     """
     counts: Counter[str] = Counter()
     shapes: dict[ast.AST, str] = {}
