@@ -299,10 +299,11 @@ def confine_calls(*, untrusted: bool = False) -> bool:
 
 def filter_code(pid: int, *, untrusted: bool = False) -> bytes:
     """Return the filter in the kernel's BPF: by architecture, number, and some arguments."""
-    allowed, conditions = _ALLOWED | _SOCKETS, {**_OF_TRUSTED, **_conditions(pid, untrusted)}
+    allowed, conditions = _ALLOWED, _conditions(pid, untrusted)
     if untrusted:
-        allowed = {name: n for name, n in _ALLOWED.items() if name not in _OF_TRUSTED_ALONE}
-        conditions = _conditions(pid, untrusted)
+        allowed = {name: n for name, n in allowed.items() if name not in _OF_TRUSTED_ALONE}
+    else:
+        allowed, conditions = allowed | _SOCKETS, {**_OF_TRUSTED, **conditions}
     code = [_load(4), _jump(_EQUAL, _ARCHITECTURE, 1, 0), _answer(_KILL), _load(0)]
     code += [_jump(_AT_LEAST, _FIRST_OF_X32, 0, 1), _answer(_REFUSE)]
     for number in allowed.values():
