@@ -89,11 +89,12 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class CodeScores:
-    """Scores of all tasks; r: those of Pass@r."""
+    """Scores of all tasks; r: those of Pass@r. jobs: how many programs ran at a time."""
 
     tasks: list[TaskScore]
     r: tuple[int, ...]
     limits: Limits
+    jobs: int = 1
 
     @property
     def pass_at(self) -> dict[int, Mean]:
@@ -144,6 +145,7 @@ class CodeScores:
             },
             "failing_references": self.failing_references,
             "limits": asdict(self.limits),
+            "jobs": self.jobs,
             "per_task": [
                 {
                     "task_id": t.id,
@@ -196,7 +198,7 @@ def score_programs(
         reference = next(outcomes)
         texts = completions[task.id]
         scores.append(_score(task, reference, texts, [next(outcomes) for _ in texts]))
-    return CodeScores(scores, asked, limits)
+    return CodeScores(scores, asked, limits, jobs)
 
 
 def _fewest(tasks: Sequence[CodeTask], completions: Mapping[str, Sequence[str]]) -> int:

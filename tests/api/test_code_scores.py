@@ -49,6 +49,7 @@ def test_scores_by_hand() -> None:
         "functionality": 1,
     }
     content = json.loads(json.dumps(scores.to_json()))
+    assert content["jobs"] == len(os.sched_getaffinity(0))
     assert content["per_task"][0]["completions"][2] == ["error SyntaxError"] * 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,13 +145,34 @@ def test_time_is_limited_test_by_test() -> None:
     tests = ["pass", "while True: pass", "import time; time.sleep(60)", "pass"]
     stubborn = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
     started = time.monotonic()
-    limits = Limits(seconds=0.5)
+    limits = Limits(seconds=0.2)
     assert run_tests("", [*tests, stubborn], limits) == [PASSED, LATE, LATE, PASSED, LATE]
     assert time.monotonic() - started < END_S
     assert run_tests("while True: pass", tests, limits) == [LATE] * 4
-    # With more time it is not late.
-    assert run_tests("", ["import time; time.sleep(0.7)"], limits) == [LATE]
-    assert run_tests("", ["import time; time.sleep(0.7)"], Limits(seconds=30)) == [PASSED]
+    # With more time it is not late, nor where it waits for a processor.
+    works = "import time\nwhile time.process_time() < 1: pass"
+    assert run_tests("", [works], limits) == [LATE]
+    assert run_tests("", [works], Limits(seconds=30)) == [PASSED]
+    assert run_tests("", ["import time; time.sleep(0.7)"], limits) == [PASSED]
+
+
+def test_what_is_said_is_read_before_the_time_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which all is late that is not said yet, as when the parent stood still."""
+    ticks = itertools.count(step=1000)
+    late = types.SimpleNamespace(monotonic=lambda: next(ticks), clock_gettime=time.clock_gettime)
+    monkeypatch.setattr(untrusted, "time", late)
+    read, write = os.pipe()
+    try:
+        os.write(write, b"ready\npassed\n")
+        lines = untrusted._lines(read, os.getpid(), tmp_path, Limits(), lambda: False)
+        assert [next(lines), next(lines)] == ["ready", PASSED]
+        os.write(write, b"passed\npas")
+        assert list(lines) == [PASSED, LATE]
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def test_memory_is_limited() -> None:
