@@ -152,14 +152,15 @@ def _lines(
     """Yield what a process reports, line by line; at last LATE, FULL or ENDED. What it has reported
     when this looks was in time.
     """
-    said, read = b"", 0
+    said, read, first = b"", 0, True
     deadline, most = time.monotonic() + _START_S, math.inf
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
             while b"\n" in said:
                 line, _, said = said.partition(b"\n")
-                yield _outcome(line.decode("ascii", "replace"))
+                yield _reported(line.decode("ascii", "replace"), first)
+                first = False
                 deadline = time.monotonic() + _WAITING * limits.seconds
                 most = _cpu_seconds(pid) + limits.seconds
             late = time.monotonic() >= deadline or _cpu_seconds(pid) >= most
@@ -188,9 +189,13 @@ def _cpu_seconds(pid: int) -> float:
         return 0.0
 
 
-def _outcome(line: str) -> str:
-    """Return a reported outcome; what is none counts as ENDED, so that nothing else is printed."""
-    if line in (PASSED, WRONG, _READY) or line.startswith(_LACKING):
+def _reported(line: str, first: bool) -> str:
+    """Return the first line, which is said before the program is seen, or a reported outcome; what
+    is none counts as ENDED, so that nothing else is printed.
+    """
+    if first:
+        return line if line == _READY or line.startswith(_LACKING) else ENDED
+    if line in (PASSED, WRONG):
         return line
     name = line.removeprefix(_ERROR)
     return line if line != name and name.isidentifier() and len(name) <= 64 else ENDED

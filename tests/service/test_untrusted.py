@@ -210,6 +210,14 @@ def test_processes_and_output_are_limited(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("words", ["ready", "lacking nothing", "late", "full", "error \\x1b[31m"])
+def test_words_that_are_no_outcome_end_it(words: str) -> None:
+    says = f"import os\nfor i in range(3, 9):\n    try: os.write(i, b'{words}\\n')\n"
+    says += "    except OSError: pass"
+    assert run_tests("", [says, "pass"]) == [ENDED, PASSED]
+    assert run_tests(says, ["pass"]) == [ENDED]
+
+
 def test_it_has_no_more_than_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET_WORD", "x")
     read, write = os.pipe()
