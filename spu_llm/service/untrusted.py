@@ -100,7 +100,7 @@ def _said(
     program: str, tests: Sequence[str], folder: Path, limits: Limits, stopped: Callable[[], bool]
 ) -> Iterator[str]:
     """Yield how the program loaded, then what became of tests, until one ends the process."""
-    kept = ("LD_LIBRARY_PATH", "LANG", "LC_ALL")
+    kept = ("LANG", "LC_ALL")
     alone = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     given = {
         "program": program,
@@ -118,7 +118,8 @@ def _said(
         cwd=folder,
         env={name: os.environ[name] for name in kept if name in os.environ}
         | alone
-        | {"PYTHONHASHSEED": "0", "HOME": str(folder), "TMPDIR": str(folder)},
+        | {"PYTHONHASHSEED": "0", "HOME": str(folder), "TMPDIR": str(folder)}
+        | {"LD_LIBRARY_PATH": ":".join(_linked())},
         start_new_session=True,
     )
     assert process.stdin is not None and process.stdout is not None
@@ -140,6 +141,16 @@ def _said(
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def _linked() -> list[str]:
+    """Return where the environment has the linker look for libraries, which a program may read, but
+    for folders that have the user's home or the working directory in them.
+    """
+    given = [Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p]
+    private = [Path(os.path.expanduser("~")).resolve(), Path.cwd(), Path("/")]
+    folders = [path.resolve() for path in given]
+    return [str(f) for f in folders if not any(one.is_relative_to(f) for one in private)]
 
 
 def _code() -> str:

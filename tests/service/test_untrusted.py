@@ -210,6 +210,24 @@ def test_processes_and_output_are_limited(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr() == ("", "")
 
 
+def test_where_libraries_lie_opens_no_more(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries, work = tmp_path / "libraries", tmp_path / "work"
+    for folder in (libraries, work):
+        folder.mkdir()
+        (folder / "file").write_text("x")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(work)
+    (tmp_path / "link").symlink_to(home)
+    private = f"/:{home}:{work}:{tmp_path / 'link'}:.:"
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{private}:{os.environ.get('LD_LIBRARY_PATH', '')}")
+    reads = [f"open({str(f / 'file')!r})" for f in (home, work, libraries)]
+    assert run_tests("", reads) == ["error PermissionError"] * 3
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{os.environ['LD_LIBRARY_PATH']}:{libraries}")
+    assert run_tests("", reads) == ["error PermissionError"] * 2 + [PASSED]
+
+
 @pytest.mark.parametrize("words", ["ready", "lacking nothing", "late", "full", "error \\x1b[31m"])
 def test_words_that_are_no_outcome_end_it(words: str) -> None:
     says = f"import os\nfor i in range(3, 9):\n    try: os.write(i, b'{words}\\n')\n"
