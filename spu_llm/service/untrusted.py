@@ -8,8 +8,10 @@ py-landlock and pyseccomp were looked at) because they are tested here already a
 built. Limits of resources are the kernel's (`setrlimit`); for the time of each test and the
 folder's size the parent looks.
 
-What is not prevented: a program can ask whether a path is there, how large it is and of when; and
-one that is out to deceive can report a test as passed, since both run in one process.
+What is not prevented: a program can ask whether a path is there, how large it is and of when, where
+a symbolic link leads, and its own process's id; and one that is out to deceive can report a test as
+passed, since both run in one process. Where the parent is killed by SIGKILL, the program ends, but
+its folder is left in `tempfile.gettempdir()`.
 """
 
 from __future__ import annotations

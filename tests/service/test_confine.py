@@ -200,12 +200,12 @@ def test_what_each_number_is_answered() -> None:
     assert answer(157, 15) == allow and answer(157, 1) == answer(157, 4) == refuse
     assert answer(72, 5, 1030) == allow and answer(72, 5, 8) == answer(72, 5, 10) == refuse
     for number, before in ((2, (5,)), (257, (5, 6))):
-        flags = (0, 1, 2, 0x80000, 0x80241, 0x80242, 0x490002)  # the last: O_TMPFILE
-        assert {answer(number, *before, how) for how in flags} == {allow}
+        opened = (0, 1, 2, 0x80000, 0x80241, 0x80242, 0x490002)  # the last: O_TMPFILE
+        assert {answer(number, *before, how) for how in opened} == {allow}
         assert {answer(number, *before, how) for how in (0x200, 0x80200, 0x203, 3)} == {refuse}
         theirs = functools.partial(answer_of, calls.filter_code(pid, untrusted=True), number)
-        assert {theirs(*before, how) for how in flags[:-1]} == {allow}
-        assert theirs(*before, flags[-1]) == theirs(*before, 0x200) == refuse
+        assert {theirs(*before, how) for how in opened[:-1]} == {allow}
+        assert theirs(*before, opened[-1]) == theirs(*before, 0x200) == refuse
     assert answer(16, 5, 0x5401) == allow
     assert answer(16, 5, 0x8901) == answer(16, 5, 0x5412) == refuse
 

@@ -291,12 +291,16 @@ def test_an_older_landlock_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert library.read_text() == "x"
 
 
-def test_it_ends_with_its_parent() -> None:
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    """Whose folder is left, as nobody is there who could take it away."""
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from spu_llm.service.untrusted import *; "
         "run_tests('while True: pass', ['pass'], Limits(seconds=3600))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code])
+    lost = tmp_path / "lost"
+    lost.mkdir()
+    environment = os.environ | {"TMPDIR": str(lost)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
     try:
 
         def children() -> list[int]:
@@ -315,6 +319,7 @@ def test_it_ends_with_its_parent() -> None:
         return True
 
     assert eventually(is_gone, END_S)
+    assert [path.name[:18] for path in lost.iterdir()] == ["spu-llm-untrusted-"]
 
 
 @pytest.mark.parametrize("limits", [{"seconds": 0}, {"seconds": 1e9}, {"memory_bytes": 1}])
