@@ -18,16 +18,17 @@ from spu_llm.service.untrusted import PASSED, Limits, run_tests
 from spu_llm.systems.outcome import wilson
 from spu_llm.systems.split.code_tasks import CodeTask
 from spu_llm.systems.split.scores import (
+    CODEBLEU_WINS,
     SuccessRate,
     codebleu_like,
     fusi,
     pass_at,
-    wins_confidentiality,
     wins_functionality,
     wins_privacy,
 )
 
 MAX_JOBS = 256
+MAX_SCORED = 1 << 16  # characters of a completion
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,12 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class CodeScores:
-    """Scores of all tasks; r: those of Pass@r."""
+    """Scores of all tasks; r: those of Pass@r. jobs: how many programs ran at a time."""
 
     tasks: list[TaskScore]
     r: tuple[int, ...]
     limits: Limits
+    jobs: int = 1
 
     @property
     def pass_at(self) -> dict[int, Mean]:
@@ -143,6 +145,7 @@ class CodeScores:
             },
             "failing_references": self.failing_references,
             "limits": asdict(self.limits),
+            "jobs": self.jobs,
             "per_task": [
                 {
                     "task_id": t.id,
@@ -169,9 +172,10 @@ def score_programs(
     as there are cores by default).
 
     r: of Pass@r; by default those of 1 and 10 for which there are completions. limits: of each
-    program (`service.untrusted.run_tests` says what it can do). on_program: told how many of how
-    many programs are done. InputError for a task without completions, for an r above the fewest
-    completions of a task, or where this machine cannot confine programs: none is run then.
+    program (`service.untrusted.run_tests` says what it can do). A completion of more than 65536
+    characters is run, but compared with the reference as an empty text. on_program: told how many
+    of how many programs are done. InputError for a task without completions, for an r above the
+    fewest completions of a task, or where this machine cannot confine programs: none is run then.
     """
     fewest = _fewest(tasks, completions)
     asked = tuple(r or (one for one in (1, 10) if one <= fewest))
@@ -194,7 +198,7 @@ def score_programs(
         reference = next(outcomes)
         texts = completions[task.id]
         scores.append(_score(task, reference, texts, [next(outcomes) for _ in texts]))
-    return CodeScores(scores, asked, limits)
+    return CodeScores(scores, asked, limits, jobs)
 
 
 def _fewest(tasks: Sequence[CodeTask], completions: Mapping[str, Sequence[str]]) -> int:
@@ -231,15 +235,21 @@ def _score(
     task: CodeTask, reference: list[str], texts: Sequence[str], outcomes: list[list[str]]
 ) -> TaskScore:
     # Bodies of functions, which HumanEval's completions are, can be parsed where they stand alone.
-    truth, guesses = textwrap.dedent(task.reference), [textwrap.dedent(text) for text in texts]
+    truth, guesses = textwrap.dedent(task.reference), [_scored(text) for text in texts]
+    codebleu = [codebleu_like(guess, truth) for guess in guesses]
     return TaskScore(
         task.id,
         reference,
         outcomes,
-        [codebleu_like(guess, truth) for guess in guesses],
+        codebleu,
         wins_privacy(guesses, truth),
-        wins_confidentiality(guesses, truth),
+        max(codebleu) >= CODEBLEU_WINS,
     )
+
+
+def _scored(text: str) -> str:
+    """Return what of a completion is compared with the reference."""
+    return textwrap.dedent(text) if len(text) <= MAX_SCORED else ""
 
 
 def _passed(outcomes: Sequence[str]) -> frozenset[int]:

@@ -77,10 +77,13 @@ def _in_chat(model: Path) -> Callable[[CodeTask], str]:
 
 
 def _append(path: Path, of: str, texts: Sequence[str]) -> None:
-    lines = (json.dumps({"task_id": of, "completion": text}) + "\n" for text in texts)
+    lines = [json.dumps({"task_id": of, "completion": text}) + "\n" for text in texts]
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write("".join(lines))
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(descriptor, "rb+") as file:
+            if size := file.seek(0, os.SEEK_END):
+                file.seek(size - 1)
+                lines = lines if file.read() == b"\n" else ["\n", *lines]
+            file.write("".join(lines).encode())
     except OSError as exc:
         raise InputError(f"--completions: cannot write {path}: {exc.strerror}") from None

@@ -78,6 +78,8 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     settle()
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _terminated)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # started with that stream closed
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115

@@ -213,7 +213,8 @@ def add_score(roles: Any, run: Run) -> None:
         type=float,
         default=3.0,
         metavar="S",
-        help="that a program may take to load, and for each test (default: %(default)g)",
+        help="of CPU time that a program may take to load, and for each test; ten times that by "
+        "the wall clock (default: %(default)g)",
     )
     score.add_argument(
         "--memory", type=int, default=1024, metavar="MB", help="of a program (default: %(default)s)"

@@ -159,7 +159,6 @@ _ALLOWED = {
     "close_range": 436,
     "epoll_pwait2": 441,
     # paths
-    "open": 2,
     "stat": 4,
     "lstat": 6,
     "access": 21,
@@ -174,7 +173,6 @@ _ALLOWED = {
     "unlink": 87,
     "readlink": 89,
     "statfs": 137,
-    "openat": 257,
     "mkdirat": 258,
     "newfstatat": 262,
     "unlinkat": 263,
@@ -207,6 +205,11 @@ _SOCKETS = {
 }
 
 
+# What the untrusted do not have either: blocks that no file's size tells of, and timers, of which
+# others of this user have fewer then.
+_OF_TRUSTED_ALONE = {"fallocate", "timer_create"}
+
+
 @dataclass(frozen=True)
 class Condition:
     """Values that the lower half of an argument may have, as far as `mask` covers it."""
@@ -225,6 +228,11 @@ _NAMES = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
 _FCNTL = (*range(8), 36, 37, 38, 1030, 1031, 1032, 1033, 1034)
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# Reading, writing, both; emptying a file too, unless it is opened to be read: Landlock before its
+# version 3 asks for the right to read alone then.
+_OPENED = (0, 1, 2, 0x201, 0x202)
+_HOW_OPENED = 0x203  # O_ACCMODE, O_TRUNC
+_WITHOUT_NAME = 0x400000  # O_TMPFILE
 
 
 _OF_TRUSTED: Mapping[int, Sequence[Condition]] = {
@@ -238,10 +246,12 @@ _OF_TRUSTED: Mapping[int, Sequence[Condition]] = {
 }
 
 
-def _conditions(pid: int) -> Mapping[int, Sequence[Condition]]:
+def _conditions(pid: int, untrusted: bool) -> Mapping[int, Sequence[Condition]]:
     """Return what arguments of a call must be, by its number, in a process with this id."""
     own, oneself = Condition(0, (pid,)), Condition(0, (0,))
     return {
+        2: _opened(1, untrusted),  # open
+        257: _opened(2, untrusted),  # openat
         62: (own,),  # kill
         234: (own,),  # tgkill
         302: (oneself,),  # prlimit64
@@ -250,6 +260,12 @@ def _conditions(pid: int) -> Mapping[int, Sequence[Condition]]:
         72: (Condition(1, _FCNTL),),  # fcntl
         16: (Condition(1, _IOCTL),),  # ioctl
     }
+
+
+def _opened(argument: int, untrusted: bool) -> list[Condition]:
+    """Return what flags, an argument, must be for a file to be opened."""
+    named = [Condition(argument, (0,), _WITHOUT_NAME)] if untrusted else []
+    return [Condition(argument, _OPENED, _HOW_OPENED), *named]
 
 
 # Libraries ask for these and, where a kernel does not know them, do without: the C library then
@@ -264,9 +280,9 @@ _SECCOMP = 317
 
 def confine_calls(*, untrusted: bool = False) -> bool:
     """Leave all threads of this process the calls above alone: others fail with EPERM, or ENOSYS.
-    `untrusted`: without sockets and further threads. Return whether that was done: False, with
-    nothing changed, where the kernel or the processor does not have this. Needs no_new_privs.
-    WorkerError where it has, but it did not work.
+    `untrusted`: without sockets, further threads, and files without a name. Return whether that was
+    done: False, with nothing changed, where the kernel or the processor does not have this. Needs
+    no_new_privs. WorkerError where it has, but it did not work.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     get_action, errno_action = 2, struct.pack("I", _REFUSE & 0xFFFF0000)
@@ -283,8 +299,11 @@ def confine_calls(*, untrusted: bool = False) -> bool:
 
 def filter_code(pid: int, *, untrusted: bool = False) -> bytes:
     """Return the filter in the kernel's BPF: by architecture, number, and some arguments."""
-    allowed = _ALLOWED if untrusted else _ALLOWED | _SOCKETS
-    conditions = _conditions(pid) if untrusted else {**_OF_TRUSTED, **_conditions(pid)}
+    allowed, conditions = _ALLOWED, _conditions(pid, untrusted)
+    if untrusted:
+        allowed = {name: n for name, n in allowed.items() if name not in _OF_TRUSTED_ALONE}
+    else:
+        allowed, conditions = allowed | _SOCKETS, {**_OF_TRUSTED, **conditions}
     code = [_load(4), _jump(_EQUAL, _ARCHITECTURE, 1, 0), _answer(_KILL), _load(0)]
     code += [_jump(_AT_LEAST, _FIRST_OF_X32, 0, 1), _answer(_REFUSE)]
     for number in allowed.values():

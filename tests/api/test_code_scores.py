@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spu_llm.api.code_scores import CodeScores, Mean, TaskScore, score_programs
+from spu_llm.api.code_scores import MAX_SCORED, CodeScores, Mean, TaskScore, score_programs
 from spu_llm.core.errors import InputError
 from spu_llm.service.untrusted import PASSED, WRONG, Limits
 from spu_llm.systems.outcome import wilson
@@ -49,7 +49,17 @@ def test_scores_by_hand() -> None:
         "functionality": 1,
     }
     content = json.loads(json.dumps(scores.to_json()))
+    assert content["jobs"] == len(os.sched_getaffinity(0))
     assert content["per_task"][0]["completions"][2] == ["error SyntaxError"] * 4
+
+
+def test_a_long_completion_is_compared_as_an_empty_text() -> None:
+    long = TASK.reference + "\n" + "#" * MAX_SCORED
+    (task,) = score_programs([TASK], {"t": [long, "x = 1"]}).tasks
+    assert task.right == 0 and task.completions[0] == task.reference
+    assert task.codebleu[0] == 0 and not task.private and not task.confidential
+    (task,) = score_programs([TASK], {"t": [long[:MAX_SCORED]]}).tasks
+    assert task.codebleu[0] > 90 and task.private and task.confidential
 
 
 def test_our_tasks_pass_their_references() -> None:

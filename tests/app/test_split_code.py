@@ -78,7 +78,9 @@ def test_what_cannot_be_scored_is_refused(
     assert "has no completion" in refused(capsys, *command)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_nothing_is_left_running(signum: int, code: int, start: Start, tmp_path: Path) -> None:
     texts = completions_in(tmp_path, "    while True: pass\n", "while True: pass\n")
     paths = ["--tasks", str(tasks_in(tmp_path)), "--completions", str(texts)]

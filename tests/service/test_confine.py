@@ -154,7 +154,7 @@ def test_the_untrusted_have_no_sockets_and_threads() -> None:
     pid, allow, refuse = 4242, 0x7FFF0000, 0x00050001
     ours, theirs = (calls.filter_code(pid, untrusted=untrusted) for untrusted in (False, True))
     socket, clone, thread = (41, 2, 1, 0), 56, 0x003D0F00
-    differ = {*range(42, 53), 54, 55, 288, 299, 307}
+    differ = {*range(42, 53), 54, 55, 222, 285, 288, 299, 307}
     for number in range(470):
         given = (number, pid, 0, 0)
         expected = refuse if number in differ else answer_of(ours, *given)
@@ -170,7 +170,7 @@ def test_what_each_number_is_answered() -> None:
     answer = functools.partial(answer_of, calls.filter_code(pid))
 
     allow, refuse, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-    for number in (0, 9, 202, 257, 334, 436, 449):
+    for number in (0, 9, 202, 262, 334, 436, 449):
         assert answer(number) == allow
     for number in (29, 58, 59, 90, 101, 129, 155, 165, 200, 272, 310, 319, 400):
         assert answer(number) == refuse
@@ -199,6 +199,13 @@ def test_what_each_number_is_answered() -> None:
         assert answer(number, 0) == allow and answer(number, pid) == refuse
     assert answer(157, 15) == allow and answer(157, 1) == answer(157, 4) == refuse
     assert answer(72, 5, 1030) == allow and answer(72, 5, 8) == answer(72, 5, 10) == refuse
+    for number, before in ((2, (5,)), (257, (5, 6))):
+        opened = (0, 1, 2, 0x80000, 0x80241, 0x80242, 0x490002)  # the last: O_TMPFILE
+        assert {answer(number, *before, how) for how in opened} == {allow}
+        assert {answer(number, *before, how) for how in (0x200, 0x80200, 0x203, 3)} == {refuse}
+        theirs = functools.partial(answer_of, calls.filter_code(pid, untrusted=True), number)
+        assert {theirs(*before, how) for how in opened[:-1]} == {allow}
+        assert theirs(*before, opened[-1]) == theirs(*before, 0x200) == refuse
     assert answer(16, 5, 0x5401) == allow
     assert answer(16, 5, 0x8901) == answer(16, 5, 0x5412) == refuse
 

@@ -9,7 +9,8 @@
 
 Other fields do not count. A completion is {"task_id": ..., "completion": "..."}. A unit test is an
 entry of MBPP's list; of HumanEval's function `check`, each statement of its body that asserts
-something, behind those before it that do not.
+something, behind those before it that do not, and what stands behind the last of these, where it
+calls something. Definitions assert nothing and call nothing.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def _of_mbpp(row: dict[str, Any], where: str) -> CodeTask:
 
 def _checks(test: str) -> list[str]:
     """Return a source for each statement of `check` that asserts something, with those of its
-    statements before it that do not; the source as it is where there are none.
+    statements before it that do not, and one for what calls something behind the last of these; the
+    source as it is where there are none.
     """
     tree = python_code.parsed(test)
     body = [] if tree is None else tree.body
@@ -131,17 +133,30 @@ def _checks(test: str) -> list[str]:
     if tree is None or len(functions) != 1:
         return [test]
     (check,) = functions
-    whole = check.body
-    sources = []
-    for number, statement in enumerate(whole):
-        if _asserts(statement):
-            check.body = [*(s for s in whole[:number] if not _asserts(s)), statement]
+    sources: list[str] = []
+    before: list[ast.stmt] = []
+    behind = False
+    for statement in check.body:
+        if _has(statement, ast.Assert):
+            check.body = [*before, statement]
             sources.append(ast.unparse(tree))
+            behind = False
+        else:
+            before.append(statement)
+            behind = behind or _has(statement, ast.Call)
+    if sources and behind:
+        check.body = before
+        sources.append(ast.unparse(tree))
     return sources or [test]
 
 
-def _asserts(statement: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Assert) for node in ast.walk(statement))
+def _has(node: ast.AST, kind: type[ast.AST]) -> bool:
+    """Return whether a node of a kind runs with a statement: not in a definition, which runs when
+    it is called.
+    """
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+        return False
+    return isinstance(node, kind) or any(_has(one, kind) for one in ast.iter_child_nodes(node))
 
 
 # ---- fields

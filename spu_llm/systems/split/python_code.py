@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ast
 import builtins
+import hashlib
 import keyword
 import re
 import warnings
 from collections import Counter
+from itertools import islice, product
 
-# With triple quotes it may go on to where the text ends.
+# With triple quotes it may go on to where the text ends. An escaped quote begins none: of quotes
+# that are not closed, the search would else look at the rest of the line from each.
 _STRING = (
-    r"(?:\b[rRbBuUfF]{1,2})?(?:"
-    r"\"{3}.*?(?:\"{3}|\Z)|'{3}.*?(?:'{3}|\Z)|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')"
+    r"(?:\b[rRbBuUfF]{1,2})?(?:\"{3}.*?(?:\"{3}|\Z)|'{3}.*?(?:'{3}|\Z)|"
+    r"(?<!\\)\"(?:\\.|[^\"\\\n])*+\"|(?<!\\)'(?:\\.|[^'\\\n])*+')"
 )
 _NAME = r"[^\W\d]\w*"
 _WORD = re.compile(
@@ -24,6 +27,7 @@ _WORD = re.compile(
     r"(?P<sign>\*\*=|//=|>>=|<<=|\.\.\.|->|:=|[-+*/%@&|^=!<>]=|\*\*|//|<<|>>|\S)",
     re.DOTALL,
 )
+MAX_FLOWS = 100_000  # of a text
 # Names that any Python text may have: they tell nothing about one.
 COMMON = frozenset([*keyword.kwlist, *keyword.softkwlist, *dir(builtins)]) | {"self", "cls"}
 
@@ -107,29 +111,34 @@ _ASSIGNMENTS = ("=", ":=", "+=", "-=", "*=", "/=", "//=", "%=", "**=", "&=", "|=
 
 
 def subtrees(tree: ast.Module) -> Counter[str]:
-    """Count subtrees of two nodes or more, as kinds of nodes: names and constants do not count."""
+    """Count subtrees of two nodes or more, as kinds of nodes: names and constants do not count.
+    Long names of subtrees are hashed, so that those of a deep tree fit into memory.
+    """
     counts: Counter[str] = Counter()
-
-    def shape(node: ast.AST) -> str:
+    shapes: dict[ast.AST, str] = {}
+    for node in reversed(_in_order(tree)):  # children before parents
         inner = [
-            shape(child)
+            shapes[child]
             for child in ast.iter_child_nodes(node)
             if not isinstance(child, ast.expr_context)
         ]
-        if not inner:
-            return type(node).__name__
-        whole = f"{type(node).__name__}({','.join(inner)})"
-        counts[whole] += 1
-        return whole
-
-    shape(tree)
+        shapes[node] = type(node).__name__
+        if inner:
+            whole = f"{type(node).__name__}({','.join(inner)})"
+            shapes[node] = _short(whole)
+            counts[shapes[node]] += 1
     return counts
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 64 else hashlib.sha256(name.encode()).hexdigest()
 
 
 def flows(tree: ast.Module) -> Counter[tuple[int, int]]:
     """Count (target, source) for every variable that a value is made of: of assignments, loops,
     with, and (-1, source) of what is returned. Variables are numbered by where they first stand, so
-    that other names for the same flow are the same flow.
+    that other names for the same flow are the same flow. Of more than `MAX_FLOWS`, which n targets
+    of one assignment with n sources soon have, the first alone count.
     """
     numbers: dict[str, int] = {}
 
@@ -148,6 +157,7 @@ def flows(tree: ast.Module) -> Counter[tuple[int, int]]:
         )
 
     counts: Counter[tuple[int, int]] = Counter()
+    left = MAX_FLOWS
     for node in _in_order(tree):
         targets: list[int] = []
         sources: list[int] = []
@@ -166,7 +176,8 @@ def flows(tree: ast.Module) -> Counter[tuple[int, int]]:
             targets, sources = read(node.optional_vars), read(node.context_expr)
         elif isinstance(node, ast.Return | ast.Yield | ast.YieldFrom):
             targets, sources = [-1], read(node.value)
-        counts.update((target, source) for target in targets for source in sources)
+        counts.update(islice(product(targets, sources), left))
+        left = max(0, left - len(targets) * len(sources))
     return counts
 
 

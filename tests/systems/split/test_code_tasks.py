@@ -81,6 +81,33 @@ def test_a_check_without_assertions_is_one_test(test: str, tmp_path: Path) -> No
     assert passed(task, task.reference) == [True] and passed(task, "    return 1") == [False]
 
 
+HELPERS = """
+def near(a, b):
+    assert a == b
+
+def check(f):
+    def same(x, y):
+        assert f(x) == y
+    same(1, 2)
+    class Odd:
+        assert True
+"""
+
+
+def test_helpers_that_assert_are_no_tests(tmp_path: Path) -> None:
+    """What calls them is: by itself, or behind the last statement that asserts something."""
+    (task,) = read_tasks(write(tmp_path / "t", HUMANEVAL | {"test": HELPERS}))
+    assert passed(task, task.reference) == [True] and passed(task, "    return 1") == [False]
+    more = HELPERS + "    assert f(2) == 3\n    x = 4\n    near(f(3), x)\n    y = 1\n"
+    (task,) = read_tasks(write(tmp_path / "t", HUMANEVAL | {"test": more}))
+    assert passed(task, task.reference) == [True, True]
+    assert passed(task, "    return x + 1 if x < 3 else 0") == [True, False]
+    assert passed(task, "    return x + 1 if x != 2 else 0") == [False, True]
+    quiet = HELPERS + "    assert f(2) == 3\n    x = 4\n    def g(): near(f(3), x)\n"
+    (task,) = read_tasks(write(tmp_path / "t", HUMANEVAL | {"test": quiet}))
+    assert len(task.tests) == 1
+
+
 def test_a_list_of_assertions(tmp_path: Path) -> None:
     (task,) = read_tasks(write(tmp_path / "t", MBPP))
     assert (task.id, task.layout, task.lead) == ("7", "mbpp", "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -223,3 +225,43 @@ def test_scores_take_any_text(guess: str, truth: str) -> None:
     assert 0 <= bleu1(guess, truth) <= 100 and 0 <= rouge1(guess, truth) <= 1
     assert 0 <= codebleu_like(guess, truth) <= 100 + 1e-9
     assert leaked_identifiers(guess, truth) <= python_code.defined(truth)
+
+
+@pytest.mark.parametrize(
+    "guess",
+    [
+        "x = " + "-" * 900 + "1",
+        "g" + "()" * 1200,
+        "if a: pass" + "\nelif a: pass" * 1200,
+        ",".join(f"a{i}" for i in range(5000)) + " = " + ",".join(f"b{i}" for i in range(5000)),
+        "x = " + "[" * 80 + "a," * 30000 + "]" * 80,
+        '"' + '\\"' * 32000,
+        "x = '" + "\\'" * 32000,
+    ],
+)
+def test_a_guess_is_scored_whatever_it_is(guess: str) -> None:
+    """In a process with 400 MB more than Python has, and 10 s of CPU time."""
+    code = (
+        "import resource, sys; from spu_llm.systems.split.scores import codebleu_like as score\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (10, 10))\n"
+        "most = int(open('/proc/self/statm').read().split()[0]) * 4096 + (400 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
+        "print(0 <= score(sys.stdin.read(), 'def f(a):\\n    return a') <= 100)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], input=guess, capture_output=True, text=True)
+    assert ran.stdout == "True\n", ran.stderr[-300:]
+
+
+def test_an_open_quote_is_a_sign() -> None:
+    words = python_code.words
+    assert words("don't go") == ["don", "'", "t", "go"]
+    assert words("'a\\'b' c") == ["'a\\'b'", "c"] and words("r'\\' c") == ["r", "'", "\\", "'", "c"]
+    assert python_code.names('\\"rows\\" total') == {"rows", "total"}
+    assert words("'a\\\nb' c") == ["'a\\\nb'", "c"]
+
+
+def test_flows_are_counted_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = python_code.parsed("a, b = c, d\ne = a\nf = b")
+    assert tree is not None and python_code.flows(tree).total() == 6
+    monkeypatch.setattr(python_code, "MAX_FLOWS", 5)
+    assert python_code.flows(tree).total() == 5
