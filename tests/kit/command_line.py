@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+import numpy.testing  # noqa: F401  (starts a process when it is imported)
 import pytest
 
 from spu_llm.app import cli
