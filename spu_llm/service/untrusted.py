@@ -163,7 +163,7 @@ def _lines(
     descriptor: int, pid: int, folder: Path, limits: Limits, stopped: Callable[[], bool]
 ) -> Iterator[str]:
     """Yield what a process reports, line by line; at last LATE, FULL or ENDED. What it has reported
-    when this looks was in time.
+    when this looks was in time, and before the folder was full.
     """
     said, read, first = b"", 0, True
     deadline, most = time.monotonic() + _START_S, math.inf
@@ -176,8 +176,12 @@ def _lines(
                 first = False
                 deadline = time.monotonic() + _WAITING * limits.seconds
                 most = _cpu_seconds(pid) + limits.seconds
-            late = time.monotonic() >= deadline or _cpu_seconds(pid) >= most
-            if selector.select(0 if late else _LOOK_S):
+            over = ""
+            if _is_full(folder, limits.disk_bytes):
+                over = FULL
+            elif time.monotonic() >= deadline or _cpu_seconds(pid) >= most:
+                over = LATE
+            if selector.select(0 if over else _LOOK_S):
                 data = os.read(descriptor, _SAID_BYTES)
                 said, read = said + data, read + len(data)
                 if not data or read > _SAID_BYTES:
@@ -186,11 +190,8 @@ def _lines(
             elif stopped():
                 yield ENDED
                 return
-            if _is_full(folder, limits.disk_bytes):
-                yield FULL
-                return
-            if late and b"\n" not in said:
-                yield LATE
+            if over and b"\n" not in said:
+                yield over
                 return
 
 

@@ -170,6 +170,10 @@ def test_what_is_said_is_read_before_the_time_is_up(
         assert [next(lines), next(lines)] == ["ready", PASSED]
         os.write(write, b"passed\npas")
         assert list(lines) == [PASSED, LATE]
+        os.write(write, b"ready\npassed\n")  # and what came next has filled the folder
+        (tmp_path / "file").write_bytes(bytes(2))
+        lines = untrusted._lines(read, os.getpid(), tmp_path, Limits(disk_bytes=1), lambda: False)
+        assert list(lines) == ["ready", PASSED, FULL]
     finally:
         os.close(read)
         os.close(write)
