@@ -298,7 +298,7 @@ class _AtDoor:
         self._deliver: Callable[[Parcel], None] | None = None
         self._over = threading.Event()
         self._error: SpuLlmError | None = None
-        self._heard_at, self._said_at = time.monotonic(), 0.0
+        self._heard_at, self._said_at, self._storing = time.monotonic(), 0.0, False
         threading.Thread(target=self._read, name="at-door", daemon=True).start()
 
     def snapshot(self) -> Counters:
@@ -319,7 +319,7 @@ class _AtDoor:
             self._say_alive()
             if self._over.is_set():
                 raise self._error or WorkerError("the door ended a session that had not begun")
-            if time.monotonic() > self._heard_at + SILENT_S:
+            if not self._storing and time.monotonic() > self._heard_at + SILENT_S:
                 raise WorkerError(f"nothing is heard of machine {self._door.machine}")
 
         self._deliver = delivery(admitted.task)
@@ -374,13 +374,15 @@ class _AtDoor:
             case [kind, int(sent), int(received), int(memory)] if kind == USAGE:
                 self._moved, self._memory = Counters(sent, received), memory
             case [kind, str(name), str(id_), files] if kind == PARCEL and self._deliver is not None:
+                self._storing = True  # which may take a while
                 try:
                     self._deliver(Parcel(name, id_, decoded(files)))
                 except (PoolError, OSError) as exc:
                     self._framed.say(NOT_STORED, str(exc))
                 else:
                     self._framed.say(STORED)
-                self._heard_at = time.monotonic()  # storing it may have taken a while
+                finally:
+                    self._heard_at, self._storing = time.monotonic(), False
             case [kind, str(error), str(why)] if kind == ENDED:
                 raise _Ended(error_of(error, why) if error else None)
             case _:

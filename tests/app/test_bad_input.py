@@ -194,7 +194,12 @@ def test_a_damaged_model_is_named(
     refused: Callable[..., None], own_pair: Pair, damage: Damage
 ) -> None:
     words = damage(own_pair.private)
-    refused(own_pair.demo, str(own_pair.private), words)
+    refused(own_pair.serve(), str(own_pair.private), words)
+
+
+def test_a_demo_says_what_its_provider_refuses(start: Start, own_pair: Pair) -> None:
+    words = truncated(own_pair.private)
+    assert_refused(start(*own_pair.demo), str(own_pair.private), words)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -203,14 +208,6 @@ def test_a_damaged_draft_model_is_named(
 ) -> None:
     words = damage(own_pair.public)
     refused(own_pair.demo, str(own_pair.public), words)
-
-
-@pytest.mark.parametrize("damage", [truncated, mamba])
-def test_serve_refuses_a_damaged_model_before_it_listens(
-    refused: Callable[..., None], own_pair: Pair, damage: Damage
-) -> None:
-    words = damage(own_pair.private)
-    refused(own_pair.serve(), str(own_pair.private), words)
 
 
 def test_serve_refuses_a_model_that_may_leave_its_ranges(

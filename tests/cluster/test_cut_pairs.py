@@ -29,7 +29,6 @@ def test_a_pair_that_is_cut_off_costs_its_batch(
         door = ["--door", f"127.0.0.1:{wire.port}"]
         client = prepare(start, pair, port, pool, nodes, *options, *door)
         # The pair is in the midst of its batches: a session moves 6 MB to set itself up.
-        client.until("stderr", "making correlated randomness, 1 of")
         assert eventually(lambda: wire.moved > 9_000_000, RUN_S)
         getattr(wire, deed)()
         assert client.wait(3 * RUN_S) == 0, client.stderr
