@@ -55,7 +55,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """What became of the tests of a task. reference: of each test, with the reference;
+    """Score of a task by its tests. reference: what became of each test, with the reference;
     completions: the same for each completion. codebleu: of each, 0 to 100 (`codebleu_like`).
     private: whether a completion is near the reference by BLEU-1 or ROUGE-1.
     """

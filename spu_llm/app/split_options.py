@@ -82,33 +82,12 @@ def add_generate(roles: Any, run: Run) -> None:
     generate.add_argument("--server", required=True, metavar="HOST:PORT")
     add_prompt(generate, PROMPT)
     generate.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
-    generate.add_argument(
-        "--temperature",
-        type=float,
-        default=0.7,
-        metavar="T",
-        help="0 is greedy (default: %(default)s)",
-    )
-    generate.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="draw among the likeliest that hold mass P",
-    )
+    _sampling(generate, 0.7)
     add_stop(generate)
-    generate.add_argument("--seed", type=int, metavar="S", help="fix sampling")
-    generate.add_argument(
-        "--secrets",
-        type=Path,
-        metavar="DIR",
-        help="what split tune made: codebook, permutation, tuned ends",
-    )
-    generate.add_argument(
-        "--random-prefix",
-        action="store_true",
-        help="in noir: put 8 random letters before the prompt: rows of equal "
-        "beginnings are then not equal to the bit, but stay alike, and show",
+    _seed_and_secrets(
+        generate,
+        "the prompt: rows of equal beginnings are then not equal to the bit, but stay alike, and "
+        "show",
     )
     _precision(generate)
     _add_text_on_shares(generate)
@@ -144,32 +123,8 @@ def add_solve(roles: Any, run: Run) -> None:
         "tuned to follow instructions",
     )
     solve.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    solve.add_argument(
-        "--temperature",
-        type=float,
-        default=TEMPERATURE,
-        metavar="T",
-        help="0 is greedy (default: %(default)s, the paper's)",
-    )
-    solve.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="draw among the likeliest that hold mass P",
-    )
-    solve.add_argument("--seed", type=int, metavar="S", help="fix sampling")
-    solve.add_argument(
-        "--secrets",
-        type=Path,
-        metavar="DIR",
-        help="what split tune made: codebook, permutation, tuned ends",
-    )
-    solve.add_argument(
-        "--random-prefix",
-        action="store_true",
-        help="in noir: put 8 random letters before each prompt",
-    )
+    _sampling(solve, TEMPERATURE, ", the paper's")
+    _seed_and_secrets(solve, "each prompt")
     _precision(solve)
     solve.set_defaults(
         run=run,
@@ -475,6 +430,40 @@ def _common(parser: Any, modes: tuple[str, ...]) -> None:
     add_network(parser)
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     add_identity_options(parser)
+
+
+def _sampling(parser: Any, temperature: float, whose: str = "") -> None:
+    """Add how tokens are drawn; `whose`: a word on where the default temperature is from."""
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=temperature,
+        metavar="T",
+        help=f"0 is greedy (default: %(default)s{whose})",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw among the likeliest that hold mass P",
+    )
+
+
+def _seed_and_secrets(parser: Any, prompts: str) -> None:
+    """Add the seed, the client's secrets, and random letters before `prompts`."""
+    parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
+    parser.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="DIR",
+        help="what split tune made: codebook, permutation, tuned ends",
+    )
+    parser.add_argument(
+        "--random-prefix",
+        action="store_true",
+        help=f"in noir: put 8 random letters before {prompts}",
+    )
 
 
 def _precision(parser: Any) -> None:

@@ -108,7 +108,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class DoorPlan:
-    """What a door is to do: where it reaches the front door, where it listens (port 0: any that is
+    """Plan of a door: where it reaches the front door, where it listens (port 0: any that is
     free), the network that is emulated, and who it is; None: clients come in the clear.
     """
 

@@ -106,6 +106,7 @@ class Batch:
         elif state.rest is not None and used < label.bounds(state.index)[0]:
             self._advance(replace(state, used=used))
         else:
+            bring_all([self])
             key, index = state.key, used // label.step
             for _ in range(state.index, index):
                 key = next_key(key)

@@ -35,10 +35,16 @@ from spu_llm.core.prg import KEY_BYTES
 from spu_llm.offline.access import check, failures, take_lock
 from spu_llm.offline.contents import damaged, header, read_rows, sealed, unsealed
 from spu_llm.offline.durable import creating, open_folder, opened, replacing, sync_folder
-from spu_llm.offline.sealed_objects import KEY_BYTES as OBJECT_KEY_BYTES
+from spu_llm.offline.opener_files import (
+    RESULTS,
+    content_of,
+    name_of,
+    object_bytes,
+    opener_in,
+    stored_in,
+)
 from spu_llm.offline.sealed_objects import (
     MAX_OBJECT_BYTES,
-    OBJECT_NAME,
     ObjectStore,
     Opener,
     in_groups,
@@ -54,8 +60,6 @@ KIND = re.compile(r"[A-Za-z0-9_-]{0,40}-[0-9a-f]{16}")  # folder of a correlatio
 INBOX = "inbox"
 STORE_FILE = "store-url"  # of a pool directory: where object storage is
 HALF = re.compile(r"\.[0-9a-f]{32}\.(made|gone)")  # a batch on its way in or out
-RESULTS = "results.npy"
-STORED = re.compile(r"stored-([1-9][0-9]{0,8})\.json")
 MAX_FILE_BYTES = 32 << 20  # of a batch that goes from one machine to another
 
 
@@ -128,7 +132,6 @@ class Files:
 
     def advance(self, old: State, new: State) -> None:
         """Durably record `new`; only then wipe what it says is gone."""
-        bring([(self, old)])
         with failures(self.folder):
             self._write_state(new)
             self._wipe(old.index, new.index)
@@ -161,7 +164,7 @@ class Files:
 
     def opener(self) -> Opener | None:
         """Return what opens the object that has the results; None when they are in this folder."""
-        return None if (path := stored_in(self.folder)) is None else _opener(path)
+        return None if (path := stored_in(self.folder)) is None else opener_in(path)
 
     def take_back(self, opener: Opener, data: bytes | None, state: State) -> bool:
         """Put results out of their object `data` into this folder, and forget how it is opened,
@@ -195,7 +198,7 @@ class Files:
             if (path := stored_in(self.folder, beside=True)) is not None:
                 if not (self.folder / RESULTS).exists():
                     return
-                opener = _opener(path)
+                opener = opener_in(path)
                 self._forget()
                 drop_objects(self._objects, [opener])
             self._wipe(0, state.index)
@@ -329,8 +332,8 @@ def store(
             with creating(made / RESULTS) as file:
                 file.write(content.getbuffer())
         else:
-            with creating(made / f"stored-{opener.nbytes}.json") as file:
-                file.write(sealed({"object": opener.name, "key": opener.key.hex()}))
+            with creating(made / name_of(opener)) as file:
+                file.write(content_of(opener))
         with creating(made / "meta.json") as file:
             file.write(sealed({"format": FORMAT, **asdict(label)}))
         with creating(made / "state.json") as file:
@@ -479,7 +482,7 @@ def load(path: Path, name: str | None = None) -> tuple[Label, State]:
         raise damaged(path / "state.json")
     if (stored := stored_in(path)) is not None:
         try:
-            _opener(stored)
+            opener_in(stored)
         except PoolError:
             if stored_in(path) is not None:
                 raise
@@ -487,35 +490,6 @@ def load(path: Path, name: str | None = None) -> tuple[Label, State]:
     if stored is None:
         read_rows(path / RESULTS, (label.units, label.words), (0, 0))
     return label, state
-
-
-def stored_in(path: Path, *, beside: bool = False) -> Path | None:
-    """Return the file that says how the results of the batch in folder `path` are opened; None
-    where they are in the folder. `beside`: even so, after a crash that left it there.
-    """
-    names = os.listdir(path)
-    stored = [name for name in names if STORED.fullmatch(name)]
-    if len(stored) > 1:
-        raise damaged(path / stored[0])
-    return path / stored[0] if stored and (beside or RESULTS not in names) else None
-
-
-def object_bytes(name: str) -> int:
-    """Return the bytes of the object that the file of this name opens; 0 for other files."""
-    stored = STORED.fullmatch(name)
-    return int(stored[1]) if stored else 0
-
-
-def _opener(path: Path) -> Opener:
-    fields = unsealed(path)
-    try:
-        opener = Opener(fields["object"], object_bytes(path.name), bytes.fromhex(fields["key"]))
-        fits = OBJECT_NAME.fullmatch(opener.name) and len(opener.key) == OBJECT_KEY_BYTES
-    except (KeyError, TypeError, ValueError):
-        fits = None
-    if not fits:
-        raise damaged(path)
-    return opener
 
 
 def _folder_name(name: str) -> str:

@@ -31,8 +31,6 @@ from spu_llm.offline.files import (
     HALF,
     INBOX,
     KIND,
-    RESULTS,
-    STORED,
     Files,
     Label,
     State,
@@ -40,11 +38,10 @@ from spu_llm.offline.files import (
     batch_of,
     contents_of,
     discard,
-    object_bytes,
     store,
     store_files,
-    stored_in,
 )
+from spu_llm.offline.opener_files import RESULTS, STORED, object_bytes, stored_in
 from spu_llm.offline.sealed_objects import ObjectStore
 
 PATIENCE_S = 3600.0  # for the peer's half of a batch to arrive, too

@@ -199,12 +199,13 @@ def keep_in(directory: Path, url: str) -> None:
         store.check()
         kept = drawn_once(file, store.url.encode()).decode()
         sync_folder(directory)
+    elif kept == store.url:
+        store.check()
     if kept != store.url:
         raise InputError(
             f"{directory} keeps batches at {kept}; use another directory, or use these up and "
             f"remove {file}"
         )
-    store.check()
 
 
 def url_of(directory: Path) -> str | None:

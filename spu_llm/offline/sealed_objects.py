@@ -43,7 +43,7 @@ class ObjectStore(Protocol):
 
 @dataclass(frozen=True)
 class Opener:
-    """What opens an object: its name and size, and the key (AES-256-GCM) that sealed it alone."""
+    """Key of an object (AES-256-GCM), which sealed it alone, with the object's name and size."""
 
     name: str
     nbytes: int

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from spu_llm.core.errors import PoolError
 from spu_llm.offline.access import check, failures, is_locked
-from spu_llm.offline.files import HALF, INBOX, batch_folders, load, object_bytes
+from spu_llm.offline.files import HALF, INBOX, batch_folders, load
+from spu_llm.offline.opener_files import object_bytes
 from spu_llm.offline.peer_directories import party_directories, peer_folders
 
 

@@ -47,13 +47,13 @@ class Quotas:
 
 
 class Moves(Protocol):
-    """What counts a session's bytes."""
+    """Counter of a session's bytes."""
 
     def snapshot(self) -> Counters: ...
 
 
 class Takes(Protocol):
-    """What knows the memory of a session's worker, in bytes; 0 once it has gone."""
+    """Gauge of the memory of a session's worker, in bytes; 0 once it has gone."""
 
     def memory_bytes(self) -> int: ...
 

@@ -161,9 +161,15 @@ class Worker:
         self._asked = False  # for its side, which then owns the channel
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door = None if objects is None else StoreDoor(objects)
-        doors = [] if self._door is None else [self._door.theirs.fileno()]
+        passed = [] if self._door is None else [self._door.theirs.fileno()]
         start = Start(
-            program, theirs.fileno(), _names(reads), _names(writes), _names(lists), confined, *doors
+            program,
+            theirs.fileno(),
+            _names(reads),
+            _names(writes),
+            _names(lists),
+            confined,
+            objects=passed[0] if passed else None,
         )
         with theirs, ExitStack() as undone:
             undone.callback(shutil.rmtree, self._folder, ignore_errors=True)
@@ -175,7 +181,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno(), *doors, *inherits],
+                pass_fds=[theirs.fileno(), *passed, *inherits],
                 env=_environment() | {"TMPDIR": self._folder},
                 start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
             )

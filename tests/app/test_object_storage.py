@@ -15,7 +15,8 @@ from models.hf import load_model
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
 from spu_llm.core.values import ROLES
-from spu_llm.offline.files import RESULTS, STORE_FILE
+from spu_llm.offline.files import STORE_FILE
+from spu_llm.offline.opener_files import RESULTS
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S, RUN_S
 from tests.kit.processes import Start

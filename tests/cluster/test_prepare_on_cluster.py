@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from spu_llm.cluster.connection import joined
-from spu_llm.offline.files import RESULTS
 from spu_llm.offline.object_store import keep_in
+from spu_llm.offline.opener_files import RESULTS
 from tests.cluster.machines import Machines, machines
 from tests.cluster.preparing import NEW, PROMPT, completed, greedy, prepare
 from tests.kit.command_line import refused

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from spu_llm.core.errors import PoolError
 from spu_llm.core.values import CLIENT
 from spu_llm.offline import inbox, stock
-from spu_llm.offline.files import INBOX, RESULTS
+from spu_llm.offline.files import INBOX
 from spu_llm.offline.inbox import Parcel
+from spu_llm.offline.opener_files import RESULTS
 from tests.kit.dealing import TRIPLE
 from tests.offline.inboxes import folder, put
 from tests.offline.parties import RANKS, Parties

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from spu_llm.core.errors import InputError, PoolError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files, inbox, object_store, stock
-from spu_llm.offline.files import RESULTS, STORE_FILE, STORED, Files
+from spu_llm.offline.files import STORE_FILE, Files
 from spu_llm.offline.object_store import FsspecStore, keep_in, store_of, url_of
+from spu_llm.offline.opener_files import RESULTS, STORED
 from spu_llm.offline.sealed_objects import (
     AT_ONCE,
     MAX_OBJECT_BYTES,
