@@ -192,10 +192,7 @@ FAULTS = (
     Met(
         "a bad model directory",
         "refused with its path before the provider listens",
-        (
-            "app/test_bad_input.py::test_a_damaged_model_is_named",
-            "app/test_bad_input.py::test_serve_refuses_a_damaged_model_before_it_listens",
-        ),
+        ("app/test_bad_input.py::test_a_damaged_model_is_named",),
     ),
     Met(
         "NaN, infinite or out-of-range weights and activations",

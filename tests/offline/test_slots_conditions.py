@@ -182,7 +182,7 @@ def floods(actual: Answers) -> list[float]:
         rest = ring.plus(
             c_1, ring.polynomials(ring.plus_product(0 * c_0, ring.slots(c_0), minus_s))
         )
-        for i in range(0, N, 64):
+        for i in range(0, N, 8):
             below = _integer([int(r) for r in rest[1:, i]])
             collected.append(below / 2.0**117)
     return collected
@@ -198,7 +198,8 @@ def _integer(residues: list[int]) -> int:
 
 def test_a_flood_covers_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modulo Delta, c_1 - s c_0 is the flood and noise, which has a deviation of 2^-62 of it;
-    without the flood, the noise stands open, and with it V.
+    without the flood, the noise stands open, and with it V. False alarms: 1,024 floods' mean has
+    a deviation of 0.009, so fewer than one run in ten million.
     """
     covered = np.array(floods(Answers(monkeypatch)))
     assert covered.min() > -1e-9 and covered.max() < 1 + 1e-9
