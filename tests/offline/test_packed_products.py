@@ -42,7 +42,8 @@ def check(c: Correlation, masks: Masks, two: PackedTwo | None = None) -> None:
         bound = 10 * np.sqrt(directions(c)) * deviation(of)
         assert np.abs(error[..., at : at + of.m]).max() <= bound
         at += of.m
-    assert directions(c) == 0 or error.any()
+    # One product is exact once in 850 times; 16 are once in 10^40.
+    assert directions(c) == 0 or error.size < 16 or error.any()
 
 
 # ---- shares add up
