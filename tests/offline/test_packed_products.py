@@ -139,9 +139,10 @@ def test_error_is_as_predicted(c: Correlation, units: int, stated: float) -> Non
     predicted = deviation(layout_of(c, masks)) * np.sqrt(directions(c))
     assert abs(np.log2(predicted) - stated) < 0.06
     assert np.abs(error).max() < 2**15
-    # Errors of a session depend on each other by its s: fewer than there are count.
-    rough = 6 * np.sqrt(0.5 / min(error.size, 1000))
-    assert abs(np.sqrt((error.astype(float) ** 2).mean()) / predicted - 1) < rough
+    # Errors of a session depend on each other by its s: fewer than there are count. Six deviations
+    # of either: four false alarms in a billion runs.
+    rough = 6 / np.sqrt(min(error.size, 1000))
+    assert abs(np.sqrt((error.astype(float) ** 2).mean()) / predicted - 1) < rough * np.sqrt(0.5)
     assert abs(error.mean()) < rough * predicted
 
 

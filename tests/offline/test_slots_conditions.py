@@ -260,7 +260,7 @@ def residuals(monkeypatch: pytest.MonkeyPatch, shift: int) -> tuple[np.ndarray, 
 def test_a_shifted_ciphertext_tells_a_noisy_bit_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stated gap: an owner that deviates learns this much, by products that are all right."""
     told, coefficients, right = residuals(monkeypatch, DELTA // (4 * P))
-    assert right and np.corrcoef(told, coefficients)[0, 1] > 0.4
+    assert right and np.corrcoef(told, coefficients)[0, 1] > 0.35  # 0.43, with a deviation of 0.007
     told, coefficients, right = residuals(monkeypatch, 0)
     # 2 N pairs: six deviations, beyond which two runs in a billion are.
     assert right and abs(np.corrcoef(told, coefficients)[0, 1]) < 6 / len(told) ** 0.5
