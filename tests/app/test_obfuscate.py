@@ -1,4 +1,6 @@
-"""`spu-llm obfuscate`: a prompt among fakes, printed or sent to an endpoint."""
+"""`spu-llm obfuscate`: a prompt among fakes, printed or sent to an endpoint. The fakes repeat from
+run to run.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,15 @@ from tests.kit.command_line import refused
 from tests.kit.endpoints import Body, Reply, Serving, choices, serving
 from tests.kit.endpoints import refused as refusing
 from tests.kit.pair import Pair
+from tests.kit.seeded import seed_urandom
 
 PROMPT = "Written by <redacted>Guido</redacted> in 1999."
 OWN = "Written by Guido in 1999."
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_urandom(monkeypatch)
 
 
 @pytest.fixture

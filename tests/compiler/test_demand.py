@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -225,19 +225,21 @@ def test_in_plaintext_nothing_is_needed() -> None:
     assert session.meter.entries == [] and session.meter.seconds == {}
 
 
-def test_phases_inside_a_phase_are_not_its_own() -> None:
+def test_phases_inside_a_phase_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [5.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("spu_llm.core.meter.time", clock)
     meter = Meter()
     with meter.in_phase("decode"):
-        time.sleep(0.02)
+        now[0] += 1
         with meter.in_phase("offline"):
-            time.sleep(0.1)
+            now[0] += 2
             with meter.in_phase("offline"):
-                time.sleep(0.1)
+                now[0] += 4
         with meter.in_phase("offline"):
-            time.sleep(0.05)
+            now[0] += 8
         assert meter.phase == "decode"
-    assert 0.02 <= meter.seconds["decode"] < 0.1
-    assert 0.25 <= meter.seconds["offline"] < 0.35
+    assert meter.seconds == {"decode": 1, "offline": 14}
 
 
 # ---- values with state

@@ -211,6 +211,11 @@ def test_outliers_are_as_large_as_they_should_be() -> None:
     assert 50 < np.abs(x @ block["fc"]["weight"]).max() < 80
 
 
+# Part of the logits' range that two parties may be off by. Their largest error is 0.3 of it, with a
+# deviation of 0.04 from run to run.
+OFF = 8e-3
+
+
 def calibration_squares(params: Params) -> np.ndarray:
     return activations(OUTLIERS, fold(params, OUTLIERS), TEXT).squares
 
@@ -244,7 +249,7 @@ def test_a_model_with_outliers_is_right_in_its_own_ranges(own_simulation: Simula
     ids = TEXT[:10]
     scores, _ = secure_logits(own_simulation, chosen, params, ids)
     exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids)))
-    assert np.max(np.abs(scores - exact)) < 4e-3 * np.ptp(exact)
+    assert np.max(np.abs(scores - exact)) < OFF * np.ptp(exact)
 
 
 AT = 9  # the position that the unit of the next model knows
@@ -279,7 +284,7 @@ def test_a_unit_may_write_the_outlier() -> None:
     with Simulation() as simulation:
         scores, _ = secure_logits(simulation, chosen, params, ids)
     exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids)))
-    assert np.max(np.abs(scores - exact)) < 4e-3 * np.ptp(exact)
+    assert np.max(np.abs(scores - exact)) < OFF * np.ptp(exact)
     blind = calibrated(OUTLIERS, params, [TEXT[:AT]])
     with Simulation() as simulation:
         for seen in secure_logits(simulation, blind, params, ids):
@@ -331,7 +336,7 @@ def test_lengths_that_weights_do_not_bound_are_checked() -> None:
         scores, _ = secure_logits(simulation, chosen, params, ids[:6])
         left = secure_logits(simulation, chosen, params, ids)
     exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids[:6])))
-    assert np.max(np.abs(scores - exact)) < 4e-3 * np.ptp(exact)
+    assert np.max(np.abs(scores - exact)) < OFF * np.ptp(exact)
     assert all(isinstance(seen, RangeError) for seen in left), left
     assert "rows of gates in block 0" in str(left[CLIENT])
 

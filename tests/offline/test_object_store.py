@@ -343,8 +343,10 @@ class Odd(MemoryFileSystem):
     protocol = "odd"
     error: Exception | None = None
     waits_s = 0.0
+    removed = 0  # how often it was asked to remove something
 
     def rm_file(self, path: str) -> None:
+        Odd.removed += 1
         time.sleep(self.waits_s)
         super()._rm(path)
 
@@ -374,14 +376,14 @@ def test_a_place_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Odd, "waits_s", 2.0)
     monkeypatch.setattr(object_store, "ANSWER_S", 0.2)
     monkeypatch.setattr(object_store, "REMOVE_S", 0.2)
-    began = time.monotonic()
+    monkeypatch.setattr(Odd, "removed", 0)
     with pytest.raises(PoolError, match=r"no answer within 0\.2 s"):
         store.put(NAME, b"data")
     with pytest.raises(PoolError, match=r"no answer within 0\.2 s"):
         store.remove([NAME])
     for _ in range(20):
         store.remove([NAME])  # it is not asked again
-    assert time.monotonic() - began < 1.5
+    assert Odd.removed <= 1  # none where the machine is busy
 
 
 def test_calls_that_hang_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,8 @@ def check(c: Correlation, masks: Masks, two: PackedTwo | None = None) -> None:
         bound = 10 * np.sqrt(directions(c)) * deviation(of)
         assert np.abs(error[..., at : at + of.m]).max() <= bound
         at += of.m
-    assert directions(c) == 0 or error.any()
+    # One product is exact once in 850 times; 16 are once in 10^40.
+    assert directions(c) == 0 or error.size < 16 or error.any()
 
 
 # ---- shares add up
@@ -138,9 +139,10 @@ def test_error_is_as_predicted(c: Correlation, units: int, stated: float) -> Non
     predicted = deviation(layout_of(c, masks)) * np.sqrt(directions(c))
     assert abs(np.log2(predicted) - stated) < 0.06
     assert np.abs(error).max() < 2**15
-    # Errors of a session depend on each other by its s: fewer than there are count.
-    rough = 6 * np.sqrt(0.5 / min(error.size, 1000))
-    assert abs(np.sqrt((error.astype(float) ** 2).mean()) / predicted - 1) < rough
+    # Errors of a session depend on each other by its s: fewer than there are count. Six deviations
+    # of either: four false alarms in a billion runs.
+    rough = 6 / np.sqrt(min(error.size, 1000))
+    assert abs(np.sqrt((error.astype(float) ** 2).mean()) / predicted - 1) < rough * np.sqrt(0.5)
     assert abs(error.mean()) < rough * predicted
 
 

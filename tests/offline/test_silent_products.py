@@ -83,13 +83,14 @@ def test_on_more_cores_the_same(tmp_path: Path) -> None:
 
 
 def test_masks_differ_and_shares_look_random() -> None:
+    """Top bits within six deviations of a half: three false alarms in half a billion runs."""
     two = Two()
     client, provider = two.take(correlation_of(3, 4, chunk=N), 2 * N, matrix(2, 3, 4))
     masks = client.masks[0]
     assert len(np.unique(masks)) == masks.size and not (masks & np.uint64(1023)).any()
     for words in (masks, client.results[0], provider.results[0]):
         top = (words >> np.uint64(63)).mean()
-        assert abs(top - 0.5) < 5 * 0.5 / np.sqrt(words.size)
+        assert abs(top - 0.5) < 6 * 0.5 / np.sqrt(words.size)
 
 
 def test_the_provider_adds_noise_of_its_own() -> None:

@@ -260,21 +260,22 @@ def residuals(monkeypatch: pytest.MonkeyPatch, shift: int) -> tuple[np.ndarray, 
 def test_a_shifted_ciphertext_tells_a_noisy_bit_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stated gap: an owner that deviates learns this much, by products that are all right."""
     told, coefficients, right = residuals(monkeypatch, DELTA // (4 * P))
-    assert right and np.corrcoef(told, coefficients)[0, 1] > 0.4
+    assert right and np.corrcoef(told, coefficients)[0, 1] > 0.35  # 0.43, with a deviation of 0.007
     told, coefficients, right = residuals(monkeypatch, 0)
-    # 2 N pairs: four deviations.
-    assert right and abs(np.corrcoef(told, coefficients)[0, 1]) < 4 / len(told) ** 0.5
+    # 2 N pairs: six deviations, beyond which two runs in a billion are.
+    assert right and abs(np.corrcoef(told, coefficients)[0, 1]) < 6 / len(told) ** 0.5
 
 
 # ---- randomness
 
 
 def test_elements_and_messages_look_uniform() -> None:
+    """Of so many elements of 48 bits two are equal once in 500,000 times, more once in 10^11."""
     two = SlotsTwo()
     (u, x), (v, y) = two.call(lambda p: p.products(4 * N))
     for drawn in (u, v, x, y):
         assert drawn.max() < P and abs(drawn.mean() / P - 0.5) < 0.02
-        assert len(np.unique(drawn)) == len(drawn)
+        assert len(np.unique(drawn)) >= len(drawn) - 1
     for wire in two.wires:
         for data in wire.sent:
             assert looks_uniform(np.frombuffer(data, np.uint8))

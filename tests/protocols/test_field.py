@@ -99,14 +99,16 @@ def opened(monkeypatch: pytest.MonkeyPatch, op: ProtocolOp, masked: bool) -> np.
 
 @pytest.mark.parametrize("op", [field_multiply, field_square, field_scale_rows])
 def test_opened_elements_are_uniform(monkeypatch: pytest.MonkeyPatch, op: ProtocolOp) -> None:
-    """And fresh. A false alarm in three million runs: chi-squared of 63 degrees stays below 135."""
+    """And fresh. Chi-squared of 63 degrees is above 150 once in 200 million runs, and more than one
+    pair of equal elements is there once in 10^12.
+    """
 
     def statistic(elements: np.ndarray) -> float:
         counts = np.bincount((elements * 64.0 / field.P).astype(int), minlength=64)
         return float(((counts - len(elements) / 64) ** 2).sum() / (len(elements) / 64))
 
     uniform = opened(monkeypatch, op, masked=True)
-    assert statistic(uniform) < 135 and len(np.unique(uniform)) == len(uniform)
+    assert statistic(uniform) < 150 and len(np.unique(uniform)) >= len(uniform) - 1
     assert statistic(opened(monkeypatch, op, masked=False)) > 1000
 
 

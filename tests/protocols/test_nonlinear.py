@@ -165,7 +165,8 @@ FUNCTIONS = {
         lambda x: 2 * x * x,
         GRID,
         messages=6,
-        error=2 * UNIT,
+        # Of 2^-14 (|x| + |2 x|), what 2^-13 of the product leaves is 9 units at most, at x = 3/8.
+        error=11 * UNIT,
         relative=2.0**-13,
     ),
     "rotate": Function(

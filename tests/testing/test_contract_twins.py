@@ -72,7 +72,8 @@ def _mask_of_a_stream_of_its_own(party: Party, x: Value, *, rounds: int) -> Valu
 def test_a_mask_that_the_peer_can_compute() -> None:
     contract = contract_of(toy_reshare, _known_later_mask, SHARED)
     keeps_the_rest(contract)
-    with pytest.raises(AssertionError, match="768 bits are sent under 384|256 .* under 128"):
+    # Of 256 bits one is zero in all 25 replays once in 130,000 runs, and is taken for padding.
+    with pytest.raises(AssertionError, match="25[4-6] bits are sent under 128"):
         contract.test_messages_are_masked()
 
 
@@ -125,7 +126,8 @@ def test_the_middle_columns_of_a_row() -> None:
     contract_of(linear, linear.two_party, WIDE, **attributes).test_messages_are_masked()
     contract = contract_of(linear, _leaves_the_middle_open, WIDE, **attributes)
     keeps_the_rest(contract)
-    with pytest.raises(AssertionError, match="of 1814 bits sent, fresh ones move 774"):
+    # Of 1814 bits one is zero in all 25 replays once in 18,000 runs, and is taken for padding.
+    with pytest.raises(AssertionError, match="of 181[0-4] bits sent, fresh ones move 77[0-4]"):
         contract.test_messages_are_masked()
     rows = Case((np.repeat(ROWS_OF_16[:1], ROWS, axis=0), WIDE.inputs[1]), WIDE.forms, WIDE.static)
     assert distinguish(linear, rows, PROVIDER, fresh=True) == []

@@ -1,4 +1,6 @@
-"""Attacks on sets of prompts: each finds what is there to be found, and nothing where it is not."""
+"""Attacks on sets of prompts: each finds what is there to be found, and nothing where it is not.
+What is drawn repeats from run to run.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ from spu_llm.systems.confidential import published
 from spu_llm.systems.confidential.attacks import sets
 from spu_llm.systems.confidential.attacks.sets import Sent
 from spu_llm.systems.confidential.obfuscation import Limits, Public, TooFewError, alike, shuffled
+from tests.kit.seeded import seed_urandom
 from tests.systems.confidential.toys import LETTERS, prompt_of, public_of
 
 PUBLIC = public_of(0)
 TEXT = "cab<redacted>{}</redacted>hed"
 LIMITS = Limits(fakes=4, fewest=2, eta=0.5, beam=40)
 EPS, FAKES = 0.2, 4
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_urandom(monkeypatch)
 
 
 def all_sent(make: Callable[[Public, str], list[list[int]]]) -> list[Sent]:

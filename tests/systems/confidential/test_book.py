@@ -1,4 +1,6 @@
-"""The book of secrets: repeats bring the same fakes, and end when they give too much away."""
+"""The book of secrets: repeats bring the same fakes, and end when they give too much away. Which
+fakes a book draws depends on its key; keys repeat from run to run.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,18 @@ import pytest
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential.book import Book, Secret
 from spu_llm.systems.confidential.obfuscation import Limits, TooFewError, log_probabilities, typed
+from tests.kit.seeded import seed_urandom
 from tests.systems.confidential.toys import prompt_of, public_of, shipped
 
 PUBLIC = shipped()
 FIRST = "# Written by <redacted>Guido</redacted> in 1999.\nimport os"
 SECOND = "# Mail <redacted>Guido</redacted> about this.\nimport sys"
 LIMITS = Limits(fakes=8, fewest=2)
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_urandom(monkeypatch)
 
 
 def texts_of(prompt: str, rows: list[np.ndarray]) -> set[str]:

@@ -35,9 +35,9 @@ from tests.kit.models import PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
 
 TINY = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=1)
 PARAMS = endless(tiny_params(TINY, 1))
-DRAFTS, STEPS = 2, 14
+DRAFTS, STEPS = 2, 28  # which give 13 gaps of either kind: apart, they have a p of 2e-7
 PROMPT = [40, 41, 42, 43]
-FALSE_ALARM = 2e-3  # of the comparison of two distributions that are one
+FALSE_ALARM = 1e-6  # of the comparison of two distributions that are one
 
 
 @pytest.fixture(autouse=True)
@@ -209,9 +209,9 @@ def test_gaps_say_nothing_of_the_accepted_count(
     interval = Cadence(0.2 if kept else 1e-9)
     monkeypatch.setattr(client_side.Cadence, "of", lambda rehearse: interval)
     gaps, stayed = watch(own_simulation, tokenizer, slower=0.06)
-    p = [mannwhitneyu(g[stayed], g[~stayed]).pvalue for g in gaps.T]
+    p = [mannwhitneyu(g[stayed], g[~stayed], method="exact").pvalue for g in gaps.T]
     if kept:
         assert min(p) > FALSE_ALARM / 2, gaps
         assert np.median(gaps[:, 0]) > 0.15
     else:
-        assert p[0] < FALSE_ALARM, gaps
+        assert p[0] < 2e-3, gaps  # some gaps of a busy machine among them

@@ -45,11 +45,11 @@ OF_CLIENT = [[60, 61, 62, 40, 41, 42], []]
 OF_PROVIDER = [[90, 91, 92, 40, 41, 42]]
 
 
-def half(prompts: list[list[int]], noisy: bool = False) -> OwnHalf:
-    stream = Prg.from_os()
+def half(prompts: list[list[int]], stream: Prg | None = None) -> OwnHalf:
+    """Return a party's half, with noise of this stream or without any."""
 
     def noise() -> np.ndarray:
-        return CHOICE.draw_noise(stream, 16) if noisy else np.zeros(16, np.int32)
+        return np.zeros(16, np.int32) if stream is None else CHOICE.draw_noise(stream, 16)
 
     new = REQUEST.max_new_tokens
     public, private = (Lanes(PRIVATE, WEIGHTS, n, m, new) for n, m in ((1, 3), (len(prompts), 6)))
@@ -101,12 +101,13 @@ def test_two_parties_write_the_same_text(simulation: Simulation) -> None:
 
 def test_the_distribution_with_both_noises() -> None:
     """Chi-square of 1,000 first tokens in plaintext against the distribution by enumeration of the
-    two noises' sum: false-alarm rate 1e-6. With one noise it is softmax, which is another
-    distribution here.
+    two noises' sum: a false alarm for one seed in a million. With one noise it is softmax, which is
+    another distribution here.
     """
     session = PlaintextSession()
     drawn = SharedText(session, REQUEST, CHOICE)
-    client, provider = half(OF_CLIENT, noisy=True), half(OF_PROVIDER, noisy=True)
+    streams = (Prg.from_seed(1, f"noise of {name}") for name in ("client", "provider"))
+    client, provider = map(half, (OF_CLIENT, OF_PROVIDER), streams)
     collected = [drawn.draw_token(client, provider, []) for _ in range(1_000)]
     tokens, p = distribution()
     # The distribution of a winner under the sum of two Gumbels, by a fine sample of its own.

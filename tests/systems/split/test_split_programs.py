@@ -137,7 +137,7 @@ def test_tokens_are_drawn_by_temperature_and_mass() -> None:
     inputs, prg, count = GenerateInputs([], "", temperature=1.0, top_p=0.75), Prg(bytes(32)), 4000
     drawn = np.bincount([sampled(actual, inputs.sampling, prg) for _ in range(count)], minlength=4)
     assert drawn[2:].sum() == 0
-    # False alarms: 6e-5.
+    # A false alarm of 6e-5 of all keys, and this one is fixed.
     assert abs(drawn[0] / count - 0.625) < 4 * np.sqrt(0.625 * 0.375 / count)
     assert sampled(actual, replace(inputs, temperature=0.0).sampling, prg) == 0
 
