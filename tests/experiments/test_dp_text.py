@@ -6,24 +6,26 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments.common import commands
 from experiments.common.saved import DATA
+from experiments.dp_text import command as dp_text_command
 from experiments.dp_text import inputs as dp_text_inputs
 from experiments.dp_text import metrics
 from experiments.dp_text import report as dp_text_report
 from experiments.dp_text import study as dp_text
-from experiments.dp_text.study import DpTextCell, DpTextPlan, cells
+from experiments.dp_text.plan import CONTROL, REAL, DpTextCell, DpTextPlan, cell_of, cells
 from models.hf import load_model
 from models.scoring import Scorer
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
+from spu_llm.systems.dp_text.corpus import method_for
+from tests.experiments.dp_text_results import made_up, not_run, row
 from tests.kit.library import make_library
 
 # ---- the corpus
@@ -164,16 +166,16 @@ def test_the_grid_has_every_method_once() -> None:
     }
     others = {cell.state(plan) for cell in actual if cell.method != "amin-published"}
     assert others == {"run"}
-    assert DpTextCell("public-only", None, 1, 50).state(DpTextPlan(most_calls=10)) == "TLE"
+    assert DpTextCell("public-only", None, 1, 50, 1.2).state(DpTextPlan(most_calls=10)) == "TLE"
 
 
 @pytest.mark.parametrize("name", ["dp_text", "dp_text_more"])
 def test_committed_files_are_of_a_plan_that_goes_on(name: str) -> None:
     index = json.loads((DATA / "index.json").read_text(encoding="utf-8"))
     options = cli.command_line().parse_args(index[name]["command"].split()[1:])
-    plan = dp_text.plan_of(options)
+    plan = dp_text_command.plan_of(options)
     rows = commands.earlier(DATA / f"{name}.json", plan)
-    assert [dp_text.cell_of(row) for row in rows] == [dp_text.REAL, *cells(plan)]
+    assert [cell_of(row) for row in rows] == [REAL, *cells(plan)]
     with pytest.raises(InputError, match="no cells of this very plan"):
         commands.earlier(DATA / f"{name}.json", replace(plan, iterations=(2,)))
 
@@ -269,62 +271,6 @@ def test_nonsense_is_refused(
 # ---- the report
 
 
-def row(
-    method: str,
-    epsilon: float | None,
-    batch: int,
-    calls: float,
-    mauve: float,
-    k: int | None = None,
-    **more: Any,
-) -> dict[str, Any]:
-    return {
-        "method": method,
-        "epsilon": epsilon,
-        "batch": batch,
-        "top_k": k,
-        "state": "run",
-        "calls": calls,
-        "mauve": [mauve, 0.05],
-        "perplexity_gap": [50.0, 5.0],
-        "length": [14.0, 1.0],
-        "length_distance": 0.1,
-        "names": [0.5, 0.1],
-        "empty": 0,
-        **more,
-    }
-
-
-def not_run(method: str, epsilon: float, batch: int, state: str) -> dict[str, Any]:
-    return {"method": method, "epsilon": epsilon, "batch": batch, "top_k": None, "state": state}
-
-
-def made_up(*rows: dict[str, Any]) -> dict[str, Any]:
-    side = {"texts": 5, "files": 2, "tokens": [8.0, 9.0, 10.0, 11.0, 12.0]}
-    return {
-        "corpus": {
-            "origin": "made up",
-            "python": "3",
-            "licence": "none",
-            "sides": {"references": side, "real": side},
-        },
-        "plan": {"epsilons": [1.0, 10.0], "batches": [7], "texts": 3, "tokens": 12},
-        "delta": 1e-6,
-        "rows": list(rows),
-        "real": {"length": [10, 1], "names": [0.5, 0.1], "perplexity": [80.0, 9.0]},
-        "worth": [
-            {
-                "batch": 7,
-                "epsilon": e,
-                "clip": 0.5 if e else None,
-                "public": [5.0, 0.1],
-                "saved": [0.01, 0.02],
-            }
-            for e in (1.0, 10.0, None)
-        ],
-    }
-
-
 def test_tables_have_infeasible_cells_in_their_places() -> None:
     result = made_up(
         row("public-only", None, 1, 1.0, 0.7, 50),
@@ -378,8 +324,8 @@ def test_references_help_above_the_public_model() -> None:
 def test_the_control_is_the_method_without_its_references() -> None:
     """The same distribution as with nulls alone, and no row of a reference is looked at."""
     plan = DpTextPlan(tokens=12)
-    (cell,) = [c for c in cells(plan) if c.method == dp_text.CONTROL and c.epsilon == 10.0][:1]
-    method = dp_text.method_for(cell.wanted(plan))
+    (cell,) = [c for c in cells(plan) if c.method == CONTROL and c.epsilon == 10.0][:1]
+    method = method_for(cell.wanted(plan))
     control = dp_text.without_references(method)
     public = np.random.default_rng(3).normal(0, 2, 200).astype(np.float32)
     none, nulls = np.zeros((1, 0), np.float32), np.full((1, 200), 50.0, np.float32)
