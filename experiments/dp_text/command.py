@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from experiments.common import commands
+from experiments.dp_text.inputs import ORIGINS
 from experiments.dp_text.plan import (
     BATCHES,
     CHOSEN,
@@ -87,6 +89,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="of augpe (default: 1; the paper's are 1,3,5,10)",
     )
     commands.add_number(parser, "--seed", 0, "of all draws", "S")
+    parser.add_argument(
+        "--corpus",
+        choices=list(ORIGINS),
+        default="tests",
+        help="docstrings of Python's tests, or sentences of its manual, asked for in words "
+        "(default: %(default)s)",
+    )
     commands.add_draft_model(parser)
     commands.add_cluster(parser)
     commands.add_plot(parser, "draw MAUVE against model calls into a file")
@@ -111,6 +120,7 @@ def plan_of(options: argparse.Namespace) -> DpTextPlan:
         options.seed,
         options.iterations,
         options.temperatures,
+        options.corpus,
     )
     for cell in cells(plan):  # refuses nonsense before any work
         if cell.state(plan) == "run":
@@ -118,12 +128,23 @@ def plan_of(options: argparse.Namespace) -> DpTextPlan:
     return plan
 
 
+def pair_of(options: argparse.Namespace) -> tuple[Path, Path]:
+    """Return the model that generates, and the one that perplexity is taken under: by default the
+    shipped pair, or a model that is named for both. InputError where tokens of the two differ.
+    """
+    private, public = commands.pair(options)
+    if options.model is not None and options.draft_model is None:
+        return private, private
+    commands.check_tokenizer(private, public)
+    return private, public
+
+
 def command(options: argparse.Namespace) -> None:
     from experiments.dp_text import report
 
     commands.check_folders(options)
     plan = plan_of(options)
-    pair = commands.pair(options)
+    pair = pair_of(options)
     result = commands.resumed(options, plan, lambda *how: measure(*pair, plan, *how))
     show_table(report.table(result))
     if options.plot is not None:

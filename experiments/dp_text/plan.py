@@ -45,6 +45,7 @@ class DpTextPlan:
     seed: int = 0
     iterations: Sequence[int] = ITERATIONS
     temperatures: Sequence[float] | None = None  # of `TEMPERED`; else `usual_temperature`
+    corpus: str = "tests"  # of `inputs.ORIGINS`
 
 
 def usual_temperature(top_k: int | None) -> float:

@@ -91,13 +91,15 @@ def _tables(result: Row) -> list[list[str]]:
 def circumstances(result: Row) -> str:
     of, plan, real = result["corpus"], result["plan"], result["real"]
     given, others = of["sides"]["references"], of["sides"]["real"]
+    parts = of.get("parts", "files")
     return (
         f"{of['origin']} {of['python']}, {of['licence']}, of {given['tokens'][0]:g} to "
-        f"{plan['tokens']} tokens: {given['texts']} references from {given['files']} files (median "
-        f"{given['tokens'][2]:g} tokens), {others['texts']} other texts from {others['files']} "
-        f"files as real ones (median {others['tokens'][2]:g} tokens, {real['names'][0]:.2f} names, "
-        f"perplexity {real['perplexity'][0]:.0f} in the mean). {plan['texts']} texts of a cell, T "
-        f"= {plan['tokens']}, delta = {result['delta']:g}, replace-by-null; 99 % intervals (±)."
+        f"{plan['tokens']} tokens: {given['texts']} references from {given['files']} {parts} "
+        f"(median {given['tokens'][2]:g} tokens), {others['texts']} other texts from "
+        f"{others['files']} {parts} as real ones (median {others['tokens'][2]:g} tokens, "
+        f"{real['names'][0]:.2f} names, perplexity {real['perplexity'][0]:.0f} in the mean). "
+        f"{plan['texts']} texts of a cell, T = {plan['tokens']}, delta = {result['delta']:g}, "
+        "replace-by-null; 99 % intervals (±)."
     )
 
 
@@ -143,8 +145,14 @@ def texts(result: Row) -> list[str]:
         Column("empty", lambda row: str(row["empty"])),
         Column("texts that read a reference, at most", lambda row: str(row.get("reads", "–"))),
     ]
-    rows = (row for row in has_run(result["rows"]) if row["epsilon"] in (None, largest))
+    rows = [row for row in has_run(result["rows"]) if row["epsilon"] in (None, largest)]
+    if any("processor_s" in row for row in rows):
+        columns.append(Column("processor's ms for each token", _milliseconds))
     return rows_table(columns, rows)
+
+
+def _milliseconds(row: Row) -> str:
+    return report.three(1000 * row["processor_s"]) if "processor_s" in row else "–"
 
 
 def saved(result: Row) -> list[str]:

@@ -1,10 +1,12 @@
 """Differentially private text: utility against cost, by method.
 
 "InvisibleInk" (Vinod, Pillutla, Thakurta), table 2 and figure 1, on the shipped models and on
-docstrings (`experiments.dp_text.inputs`). Every text comes from the generator as `spu-llm dp
-generate` runs it, and ends where a docstring would: at three quotation marks. Measured of each cell
-(method, epsilon, batch, top-k): MAUVE, perplexity gap under the public model, lengths, names
-(`experiments.dp_text.metrics`), and next-token evaluations of the model for each token.
+docstrings, or on another model and on sentences (`experiments.dp_text.inputs`). Every text comes
+from the generator as `spu-llm dp generate` runs it, and ends where a docstring would, at three
+quotation marks, or a sentence, at the end of a line. Measured of each cell (method, epsilon, batch,
+top-k): MAUVE, perplexity gap under the public model, lengths, names
+(`experiments.dp_text.metrics`), next-token evaluations of the model for each token, and the
+processor's seconds.
 
 A control, `null-references`: InvisibleInk whose references are all null, so that it is the public
 model on the very candidates that epsilon gives (V_k+ grows with it). What a cell gains over that is
@@ -19,6 +21,7 @@ count, too.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -31,7 +34,7 @@ import numpy as np
 from experiments.common.cells import Cells, with_rows
 from experiments.dp_text import metrics
 from experiments.dp_text.candidates import Expansion, counted
-from experiments.dp_text.inputs import corpus
+from experiments.dp_text.inputs import ORIGINS, corpus
 from experiments.dp_text.plan import (
     CONTROL,
     DELTA,
@@ -52,16 +55,12 @@ from spu_llm.systems.dp_text.corpus import augpe_for, method_for
 from spu_llm.systems.dp_text.generator import Generator, Made
 from spu_llm.systems.dp_text.lanes import Features, folded
 from spu_llm.systems.dp_text.methods import Method, Next
-from spu_llm.systems.dp_text.prompts import Prompts, prompts_for
-
-QUERY = 'def test(self):\n    """'
-CLOSING = '"""'
 
 
 @dataclass(frozen=True)
 class Written:
     """The texts of a cell. calls: for each token that was drawn; facts: what else was counted while
-    they were drawn.
+    they were drawn (processor_s: seconds of this process on all cores, for each token).
     """
 
     texts: list[Made]
@@ -81,19 +80,12 @@ class Study:
         say: Callable[[str], None],
     ) -> None:
         say("reading")
-        tokenizer = Tokenizer.load(private)
-        self.plan, self.corpus = plan, corpus(tokenizer, plan.tokens, library)
+        tokenizer, origin = Tokenizer.load(private), ORIGINS[plan.corpus]
+        self.plan, self.corpus = plan, corpus(tokenizer, plan.tokens, origin, library)
         say("compiling")
-        ends = {i for i in range(tokenizer.vocab_size) if CLOSING in tokenizer.decode([i])}
         self.config, params = load_model(private)
         self.weights = folded(self.config, params)
-        self.prompts: Prompts = prompts_for(
-            replace(tokenizer, eos_ids=tokenizer.eos_ids | ends),
-            QUERY,
-            self.config.context,
-            plan.tokens,
-            plan.tokens,
-        )
+        self.prompts = origin.prompts(private, tokenizer, self.config.context, plan.tokens)
         self._features = Features(self.config, self.weights, 16, 1 + plan.tokens)
         config, draft = load_model(public)
         context = self.prompts.public
@@ -135,15 +127,18 @@ class Study:
             if cell.method == CONTROL:
                 method = without_references(method)
             generator = Generator(method, self.config, self.weights, self.prompts)
-            made = []
+            made, spent = [], []
             for number, batch in enumerate(self.corpus.batches(cell.batch, self.plan.texts)):
                 say(f"text {number + 1} of {self.plan.texts}")
+                start = time.process_time()
                 made.append(generator.text(batch, prg))
+                spent.append(time.process_time() - start)
+            # The first text compiles.
+            facts["processor_s"] = sum(spent[1:]) / max(1, drawn_tokens(made[1:]))
             calls = generator.calls
             if cell.has_candidates:
-                facts = {"clip": method.facts["clip"], **expansion.facts()}
-        drawn = sum(len(text.tokens) + text.ended for text in made)
-        return Written(made, calls / max(1, drawn), facts)
+                facts |= {"clip": method.facts["clip"], **expansion.facts()}
+        return Written(made, calls / max(1, drawn_tokens(made)), facts)
 
     def row(self, cell: DpTextCell, say: Callable[[str], None]) -> dict[str, Any]:
         """Return what is measured of a cell."""
@@ -182,6 +177,11 @@ class Study:
             "calls": None,
             **Sample(self, chosen).compared(self.real),
         }
+
+
+def drawn_tokens(texts: Sequence[Made]) -> int:
+    """Return how many tokens were drawn, those that ended texts counted."""
+    return sum(len(text.tokens) + text.ended for text in texts)
 
 
 def without_references(method: Method) -> Method:
@@ -237,7 +237,7 @@ def measure(
     study = planned.load(say)
     result: dict[str, Any] = {
         "plan": asdict(plan),
-        "query": QUERY,
+        "query": study.prompts.query,
         "delta": DELTA,
         "corpus": study.corpus.facts,
         "rows": list(done),
