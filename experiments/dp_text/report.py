@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common import report
-from experiments.common.report import Column, rows_table
+from experiments.common import report, saved
+from experiments.common.report import Column, Files, rows_table
 
 Row = dict[str, Any]
 OURS = ("invisibleink", "full-vocabulary")
@@ -77,6 +77,16 @@ def in_results(result: Row, origin: str) -> list[str]:
     tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
     holds = "\n".join(f"- {line}" for line in criteria(result))
     return [circumstances(result), *tables, holds]
+
+
+def with_seconds(files: Files) -> list[str]:
+    """Return the paragraphs of one result whose seconds are the processor's, which other work on
+    the machine hardly changes.
+    """
+    ((name, data),) = files.items()
+    before, end = data["machine"]["load"]
+    load = f"load {before:.1f} before, {end:.1f} at the end; on one core, whose seconds are shown"
+    return in_results(data, saved.under_table([name], [data["machine"]], load))
 
 
 def _tables(result: Row) -> list[list[str]]:
