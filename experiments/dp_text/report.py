@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common import report, saved
+from experiments.common import report
+from experiments.common import saved as saved_results
 from experiments.common.report import Column, Files, rows_table
 
 Row = dict[str, Any]
@@ -86,7 +87,7 @@ def with_seconds(files: Files) -> list[str]:
     ((name, data),) = files.items()
     before, end = data["machine"]["load"]
     load = f"load {before:.1f} before, {end:.1f} at the end; on one core, whose seconds are shown"
-    return in_results(data, saved.under_table([name], [data["machine"]], load))
+    return in_results(data, saved_results.under_table([name], [data["machine"]], load))
 
 
 def _tables(result: Row) -> list[list[str]]:
