@@ -71,13 +71,13 @@ def expansion(result: Row) -> list[str]:
     plan = result["plan"]
     ks = [k for k in plan["top_k"] if k is not None]
     rows = {
-        (row["batch"], row["epsilon"], row["temperature"], row["top_k"]): row
+        ((row["batch"], row["epsilon"], row["temperature"]), row["top_k"]): row
         for row in has_run(result["rows"])
         if row["method"] == "invisibleink"
     }
     lines = []
     for at in product(plan["batches"], plan["epsilons"], plan["temperatures"]):
-        of = [rows[(*at, k)] for k in ks if (*at, k) in rows]
+        of = [rows[at, k] for k in ks if (at, k) in rows]
         if of:
             batch, epsilon, temperature = at
             lines.append(
@@ -134,16 +134,16 @@ def hotter(plan: Row, rows: Sequence[Row]) -> list[str]:
 def fifty(rows: Sequence[Row]) -> list[str]:
     """Compare k = 50 with other k, at the same epsilon, B and temperature: table 3."""
     ours = {
-        (row["top_k"], row["epsilon"], row["batch"], row["temperature"]): row
+        (row["top_k"], (row["epsilon"], row["batch"], row["temperature"])): row
         for row in rows
         if row["method"] == "invisibleink"
     }
     lines = []
-    for k in dict.fromkeys(at[0] for at in ours if at[0] != 50):
+    for k in dict.fromkeys(k for k, _ in ours if k != 50):
         signs = [
-            differs(ours[(50, *at)], row)
-            for (other, *at), row in ours.items()
-            if other == k and (50, *at) in ours
+            differs(ours[50, at], row)
+            for (other, at), row in ours.items()
+            if other == k and (50, at) in ours
         ]
         if signs:
             lines.append(
