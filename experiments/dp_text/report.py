@@ -90,6 +90,23 @@ def with_seconds(files: Files) -> list[str]:
     return in_results(data, saved_results.under_table([name], [data["machine"]], load))
 
 
+def over_batches(result: Row, origin: str) -> list[str]:
+    """Return the paragraphs of a result whose subject is B: table 13, with the mean length of a
+    text beside MAUVE, since a budget that ends early cuts texts short.
+    """
+    tables = [
+        table_2(
+            result,
+            "MAUVE, % (tokens of a text)",
+            lambda row: f"{around(row['mauve'], 100, 1)} ({row['length'][0]:.1f})",
+        ),
+        table_2(result, "perplexity gap", lambda row: around(row["perplexity_gap"], 1, 0)),
+    ]
+    shown = [text for rows in tables for text in ("\n".join(rows), origin)]
+    holds = "\n".join(f"- {line}" for line in references_help(has_run(result["rows"])))
+    return [circumstances(result), *shown, holds]
+
+
 def _tables(result: Row) -> list[list[str]]:
     return [
         table_2(result, "MAUVE, %", lambda row: around(row["mauve"], 100, 1)),

@@ -1,5 +1,5 @@
-"""How the study is shown where temperatures are its subject: figures 2 and 8 and tables 3, 12 and
-13 of "InvisibleInk" (Vinod, Pillutla, Thakurta).
+"""How the study is shown where temperatures are its subject: figures 2 and 8 and tables 3 and 12
+of "InvisibleInk" (Vinod, Pillutla, Thakurta).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from experiments.dp_text.report import (
     differs,
     has_run,
     references_help,
-    table_2,
     untempered,
     utility,
 )
@@ -23,7 +22,6 @@ from experiments.dp_text.report import (
 Row = dict[str, Any]
 TEMPERED = ("public-only", "null-references", "invisibleink", "full-vocabulary")
 READING = ("invisibleink", "full-vocabulary")
-SHARES = "adapmixed-published"
 
 
 def in_results(result: Row, origin: str) -> list[str]:
@@ -33,7 +31,6 @@ def in_results(result: Row, origin: str) -> list[str]:
         by_temperature(result, "perplexity gap", lambda row: around(row["perplexity_gap"], 1, 0)),
         by_temperature(result, "tokens", lambda row: around(row["length"], 1, 1)),
         expansion(result),
-        batches(result),
     ]
     shown = [text for rows in tables for text in ("\n".join(rows), origin)]
     return [circumstances(result), *shown, "\n".join(f"- {line}" for line in comparisons(result))]
@@ -91,16 +88,6 @@ def expansion(result: Row) -> list[str]:
             )
     heads = [f"k = {k}: effective k / tokens added" for k in ks]
     return report.table(["B", "ε", "τ", "C", *heads], lines)
-
-
-def batches(result: Row) -> list[str]:
-    """Return the row of table 13 for add-or-remove: AdaPMixED as published, over B."""
-    rows = [row for row in result["rows"] if row["method"] == SHARES]
-    return table_2(
-        {**result, "rows": rows},
-        "MAUVE, % (tokens of a text)",
-        lambda row: f"{around(row['mauve'], 100, 1)} ({row['length'][0]:.1f})",
-    )
 
 
 # ---- comparisons
