@@ -171,7 +171,10 @@ def test_the_grid_has_every_method_once() -> None:
     assert DpTextCell("public-only", None, 1, 50, 1.2).state(DpTextPlan(most_calls=10)) == "TLE"
 
 
-@pytest.mark.parametrize("name", ["dp_text", "dp_text_more"])
+COMMITTED = ("", "_more", "_temperatures", "_batches", "_smollm2")
+
+
+@pytest.mark.parametrize("name", [f"dp_text{part}" for part in COMMITTED])
 def test_committed_files_are_of_a_plan_that_goes_on(name: str) -> None:
     index = json.loads((DATA / "index.json").read_text(encoding="utf-8"))
     options = cli.command_line().parse_args(index[name]["command"].split()[1:])
@@ -291,6 +294,19 @@ def test_tables_have_infeasible_cells_in_their_places() -> None:
     assert "| Amin et al., as published, B = 127 | – | INF | TLE |" in text
     assert "| 7 | 5.000 ± 0.100 | 0.010 ± 0.020 (C = 0.50) |" in text
     assert dp_text_report.in_results(result, "*origin*").count("*origin*") == 4
+
+
+def test_batches_are_shown_with_the_length_of_texts() -> None:
+    """A budget that ends early cuts texts short, which MAUVE alone does not tell."""
+    rows = [
+        row("public-only", None, 1, 1.0, 0.5),
+        row("adapmixed-published", 10.0, 3, 4.0, 0.6, length=[3.2, 0.5]),
+        row("adapmixed-published", 10.0, 7, 8.0, 0.4),
+    ]
+    shown = "\n\n".join(dp_text_report.over_batches(made_up(*rows), "*origin*"))
+    assert "| AdaPMixED, as published, B = 3 | 4 |  | 60.0 ± 5.0 (3.2) |" in shown
+    assert shown.count("*origin*") == 2
+    assert "in 1 of 2 cells (AdaPMixED, as published, B = 3 at ε = 10), the other way" in shown
 
 
 def test_the_criterion_goes_by_the_figures() -> None:

@@ -102,7 +102,6 @@ ROWS = (
     cell("invisibleink", 10, 1.2, 0.5),
     cell("invisibleink", 50, 0.8, 0.7),
     cell("invisibleink", 50, 1.2, 0.72),
-    cell("adapmixed-published", None, 1.0, 0.6),
 )
 
 
@@ -113,8 +112,7 @@ def test_a_column_stands_for_each_temperature() -> None:
     assert "| InvisibleInk, k = 10, B = 7 | 3 | 40.0 ± 5.0 | 50.0 ± 5.0 |" in shown
     assert "| public only, all tokens | – |  | 88.0 ± 5.0 |" in shown  # not measured at 0.8
     assert "| 7 | 3 | 0.8 | 0.50 | 12.0 ± 0.2 / 1.50 ± 0.30 | 12.0 ± 0.2 /" in shown
-    assert "| AdaPMixED, as published, B = 7 | 8 | 60.0 ± 5.0 (14.0) |" in shown
-    assert shown.count("*origin*") == 5
+    assert shown.count("*origin*") == 4
 
 
 def test_comparisons_count_what_chance_leaves() -> None:
