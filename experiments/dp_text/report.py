@@ -86,7 +86,7 @@ def with_seconds(files: Files) -> list[str]:
     """
     ((name, data),) = files.items()
     before, end = data["machine"]["load"]
-    load = f"load {before:.1f} before, {end:.1f} at the end; on one core, whose seconds are shown"
+    load = f"load {before:.1f} before, {end:.1f} at the end, seconds of one core's work"
     return in_results(data, saved_results.under_table([name], [data["machine"]], load))
 
 

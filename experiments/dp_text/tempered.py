@@ -32,7 +32,7 @@ def in_results(result: Row, origin: str) -> list[str]:
         by_temperature(result, "tokens", lambda row: around(row["length"], 1, 1)),
         expansion(result),
     ]
-    shown = [text for rows in tables for text in ("\n".join(rows), origin)]
+    shown = [text for rows in tables if rows for text in ("\n".join(rows), origin)]
     return [circumstances(result), *shown, "\n".join(f"- {line}" for line in comparisons(result))]
 
 
@@ -63,7 +63,7 @@ def by_temperature(result: Row, what: str, figure: Callable[[Row], str]) -> list
 
 def expansion(result: Row) -> list[str]:
     """Return table 12: the mean size of V_k+, and the tokens of a text that are drawn from what it
-    adds to the top k.
+    adds to the top k; nothing without top-k.
     """
     plan = result["plan"]
     ks = [k for k in plan["top_k"] if k is not None]
@@ -87,7 +87,7 @@ def expansion(result: Row) -> list[str]:
                 ]
             )
     heads = [f"k = {k}: effective k / tokens added" for k in ks]
-    return report.table(["B", "ε", "τ", "C", *heads], lines)
+    return report.table(["B", "ε", "τ", "C", *heads], lines) if lines else []
 
 
 # ---- comparisons

@@ -171,7 +171,7 @@ def test_the_grid_has_every_method_once() -> None:
     assert DpTextCell("public-only", None, 1, 50, 1.2).state(DpTextPlan(most_calls=10)) == "TLE"
 
 
-COMMITTED = ("", "_more", "_temperatures", "_batches", "_smollm2")
+COMMITTED = ("", "_more", "_temperatures", "_hotter", "_batches", "_smollm2")
 
 
 @pytest.mark.parametrize("name", [f"dp_text{part}" for part in COMMITTED])

@@ -113,6 +113,8 @@ def test_a_column_stands_for_each_temperature() -> None:
     assert "| public only, all tokens | – |  | 88.0 ± 5.0 |" in shown  # not measured at 0.8
     assert "| 7 | 3 | 0.8 | 0.50 | 12.0 ± 0.2 / 1.50 ± 0.30 | 12.0 ± 0.2 /" in shown
     assert shown.count("*origin*") == 4
+    alone = "\n\n".join(tempered.in_results(result(*ROWS[:3]), "*origin*"))
+    assert "effective k" not in alone and alone.count("*origin*") == 3
 
 
 def test_comparisons_count_what_chance_leaves() -> None:
