@@ -26,6 +26,7 @@ from experiments.confidential import attack_tables, fakes, obfuscation
 from experiments.confidential import report as confidential_report
 from experiments.cost_model import capacity
 from experiments.dp_text import report as dp_text_report
+from experiments.dp_text import tempered as dp_text_tempered
 from experiments.fidelity import answers, logits
 from experiments.fidelity import pieces as fidelity
 from experiments.gateway import chatting
@@ -223,6 +224,12 @@ TABLES: dict[str, Tables] = {
     "fakes": printed("fakes", fakes.table, seconds=False),
     "dp_text": single("dp_text", dp_text_report.in_results, seconds=False),
     "dp_text_more": single("dp_text_more", dp_text_report.in_results, seconds=False),
+    "dp_text_temperatures": single(
+        "dp_text_temperatures", dp_text_tempered.in_results, seconds=False
+    ),
+    "dp_text_hotter": single("dp_text_hotter", dp_text_tempered.in_results, seconds=False),
+    "dp_text_batches": single("dp_text_batches", dp_text_report.over_batches, seconds=False),
+    "dp_text_smollm2": Tables(("dp_text_smollm2",), dp_text_report.with_seconds, seconds=False),
     "noir": single("noir", noir_report.in_results, seconds=False),
     "noir_more": single("noir_more", noir_report.in_results, seconds=False),
     "noir_parts": single("noir_parts", noir_parts.in_results, seconds=False),

@@ -1,12 +1,17 @@
-"""What texts are made from: docstrings of the tests of the running interpreter's standard library.
+"""What texts are made from: docstrings of the tests of the running interpreter's standard library,
+or sentences of its language reference.
 
 Training of the shipped models skipped these files (`models.training.corpus`), so no reference is
-known to the model. Nothing is downloaded; the licence is Python's. Texts are divided by their hash:
-references, which stand for sensitive ones, and real texts that results are compared with.
+known to them; other models have most probably read both. Nothing is downloaded; the licence is
+Python's. Texts are divided by their hash: references, which stand for sensitive ones, and real
+texts that results are compared with.
 
-References stand in the order of their files, so that a batch is mostly of one file, as the paper's
-reviews of one batch have one label: file and count, like label and count there, are taken as
-public. Mixed batches say nothing to models of this size.
+References stand in the order of their files (or topics), so that a batch is mostly of one file, as
+the paper's reviews of one batch have one label: file and count, like label and count there, are
+taken as public. Mixed batches say nothing to models of the shipped size.
+
+Docstrings go on from a query that is source text. Sentences are asked for in words, as in table 5
+of "InvisibleInk" (Vinod, Pillutla, Thakurta): as a chat where the model has a chat template.
 """
 
 from __future__ import annotations
@@ -16,21 +21,36 @@ import hashlib
 import itertools
 import platform
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.dp_text.manual import sentences
+from models.chat import Template
 from models.tokenizer import Tokenizer
 from models.training.corpus import library_directory
 from spu_llm.core.errors import InputError
+from spu_llm.service.rendering import render_apart
+from spu_llm.systems.dp_text.prompts import Prompts, Templates, prompts_for, with_room
 
 FOLDERS = frozenset({"test", "tests", "idle_test"})
 LICENCE = "PSF-2.0 (models/shipped/LICENSE.python.txt)"
 SHORTEST = 8  # tokens
 REAL_ONE_IN = 4  # texts
+QUERY = 'def test(self):\n    """'
+PRIVATE = (
+    "Here is a sentence from the reference manual of a programming language: {text}\n"
+    "Please output another sentence from the same page of the manual, and nothing else."
+)
+PUBLIC = (
+    "Please output a sentence from the reference manual of a programming language, and nothing "
+    "else."
+)
+SYSTEM = "You are a chatbot"  # as in the paper
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -60,7 +80,39 @@ class Corpus:
         return self.references[start : start + batch]
 
 
-def corpus(tokenizer: Tokenizer, longest: int, library: Path | None = None) -> Corpus:
+@dataclass(frozen=True)
+class Origin:
+    """Where texts are from. texts: yields (part, text) of a library, in order; parts: what its
+    parts are called; closing: any token with it ends a text; in_words: whether a text is asked for
+    in words.
+    """
+
+    name: str
+    texts: Callable[[Path], Iterator[tuple[str, str]]]
+    parts: str
+    closing: str
+    in_words: bool
+
+    def prompts(self, directory: Path, tokenizer: Tokenizer, context: int, tokens: int) -> Prompts:
+        """Return the prompts of a model's texts of so many tokens, references as long as they.
+        InputError where its context has no room for them.
+        """
+        ends = {i for i in range(tokenizer.vocab_size) if self.closing in tokenizer.decode([i])}
+        ending = replace(tokenizer, eos_ids=tokenizer.eos_ids | ends)
+        if not self.in_words:
+            return prompts_for(ending, QUERY, context, tokens, tokens)
+        chat = Template.of_model(directory)
+        templates = (
+            Templates(PRIVATE, PUBLIC)
+            if chat is None
+            else Templates(PRIVATE, PUBLIC, (), SYSTEM, partial(render_apart, chat))
+        )
+        return with_room([templates.prompts(ending, {}, 0)], context, tokens, tokens)[0]
+
+
+def corpus(
+    tokenizer: Tokenizer, longest: int, origin: Origin, library: Path | None = None
+) -> Corpus:
     """Return the texts of the running interpreter's library, or of another folder. InputError where
     there is none: many packages of Python leave its tests out.
     """
@@ -69,7 +121,7 @@ def corpus(tokenizer: Tokenizer, longest: int, library: Path | None = None) -> C
     files: tuple[set[str], set[str]] = (set(), set())
     places: list[int] = []
     before: dict[str, int] = {}  # of each file
-    for path, text in docstrings(library):
+    for path, text in origin.texts(library):
         before.setdefault(path, len(sides[0]))
         length, real = len(tokenizer.encode(text)), is_real(text)
         if SHORTEST <= length <= longest and text not in sides[real]:
@@ -78,12 +130,13 @@ def corpus(tokenizer: Tokenizer, longest: int, library: Path | None = None) -> C
             places += [before[path]] * real
     if not all(sides):
         raise InputError(
-            f"{library} has too few docstrings of {SHORTEST} to {longest} tokens in its tests; use "
-            "a Python that comes with them (python.org's sources, pyenv)"
+            f"{library} has too few {origin.name}, of {SHORTEST} to {longest} tokens; use a Python "
+            "that comes with them (python.org's sources, pyenv)"
         )
     parts = [list(side) for side in sides]
     facts = {
-        "origin": "docstrings of the tests in the standard library of CPython",
+        "origin": origin.name,
+        "parts": origin.parts,
         "python": platform.python_version(),
         "licence": LICENCE,
         "sha256": _digest("\0".join(itertools.chain(*parts))).hex(),
@@ -116,6 +169,24 @@ def docstrings(library: Path) -> Iterator[tuple[str, str]]:
         for node in ast.walk(tree):
             if isinstance(node, _DOCUMENTED) and (text := (ast.get_docstring(node) or "").strip()):
                 yield path.as_posix(), text
+
+
+ORIGINS = {
+    "tests": Origin(
+        "docstrings of the tests in the standard library of CPython",
+        docstrings,
+        "files",
+        closing='"""',
+        in_words=False,
+    ),
+    "manual": Origin(
+        "sentences of the language reference of CPython",
+        sentences,
+        "topics",
+        closing="\n",
+        in_words=True,
+    ),
+}
 
 
 def is_real(text: str) -> bool:

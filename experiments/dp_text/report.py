@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common import report
-from experiments.common.report import Column, rows_table
+from experiments.common import saved as saved_results
+from experiments.common.report import Column, Files, rows_table
 
 Row = dict[str, Any]
 OURS = ("invisibleink", "full-vocabulary")
@@ -37,7 +38,20 @@ def has_run(rows: Sequence[Row]) -> list[Row]:
 
 
 def named(row: Row) -> str:
-    """Name a row by its method and what else tells it from others but epsilon."""
+    """Name a row by its method and what else tells it from others but epsilon. The temperature is
+    named where it is not the paper's.
+    """
+    return untempered(row) + _unusual(row)
+
+
+def _unusual(row: Row) -> str:
+    usual = 1.0 if row["top_k"] is None else 1.2
+    temperature = row.get("temperature", usual)  # real texts have none
+    return "" if temperature == usual else f", τ = {temperature:g}"
+
+
+def untempered(row: Row) -> str:
+    """Name a row by what tells it from others but epsilon and the temperature."""
     name = STYLES[row["method"]][0]
     if row["method"] in ("invisibleink", *UNREAD):
         name += ", all tokens" if row["top_k"] is None else f", k = {row['top_k']}"
@@ -66,10 +80,37 @@ def in_results(result: Row, origin: str) -> list[str]:
     return [circumstances(result), *tables, holds]
 
 
+def with_seconds(files: Files) -> list[str]:
+    """Return the paragraphs of one result whose seconds are the processor's, which other work on
+    the machine hardly changes.
+    """
+    ((name, data),) = files.items()
+    before, end = data["machine"]["load"]
+    load = f"load {before:.1f} before, {end:.1f} at the end, seconds of one core's work"
+    return in_results(data, saved_results.under_table([name], [data["machine"]], load))
+
+
+def over_batches(result: Row, origin: str) -> list[str]:
+    """Return the paragraphs of a result whose subject is B: table 13, with the mean length of a
+    text beside MAUVE, since a budget that ends early cuts texts short.
+    """
+    tables = [
+        table_2(
+            result,
+            "MAUVE, % (tokens of a text)",
+            lambda row: f"{around(row['mauve'], 100, 1)} ({row['length'][0]:.1f})",
+        ),
+        table_2(result, "perplexity gap", lambda row: around(row["perplexity_gap"], 1, 0)),
+    ]
+    shown = [text for rows in tables for text in ("\n".join(rows), origin)]
+    holds = "\n".join(f"- {line}" for line in references_help(has_run(result["rows"])))
+    return [circumstances(result), *shown, holds]
+
+
 def _tables(result: Row) -> list[list[str]]:
     return [
-        table_2(result, "MAUVE, %", lambda row: _around(row["mauve"], 100, 1)),
-        table_2(result, "perplexity gap", lambda row: _around(row["perplexity_gap"], 1, 0)),
+        table_2(result, "MAUVE, %", lambda row: around(row["mauve"], 100, 1)),
+        table_2(result, "perplexity gap", lambda row: around(row["perplexity_gap"], 1, 0)),
         texts(result),
         saved(result),
     ]
@@ -78,17 +119,20 @@ def _tables(result: Row) -> list[list[str]]:
 def circumstances(result: Row) -> str:
     of, plan, real = result["corpus"], result["plan"], result["real"]
     given, others = of["sides"]["references"], of["sides"]["real"]
+    parts = of.get("parts", "files")
     return (
         f"{of['origin']} {of['python']}, {of['licence']}, of {given['tokens'][0]:g} to "
-        f"{plan['tokens']} tokens: {given['texts']} references from {given['files']} files (median "
-        f"{given['tokens'][2]:g} tokens), {others['texts']} other texts from {others['files']} "
-        f"files as real ones (median {others['tokens'][2]:g} tokens, {real['names'][0]:.2f} names, "
-        f"perplexity {real['perplexity'][0]:.0f} in the mean). {plan['texts']} texts of a cell, T "
-        f"= {plan['tokens']}, delta = {result['delta']:g}, replace-by-null; 99 % intervals (±)."
+        f"{plan['tokens']} tokens: {given['texts']} references from {given['files']} {parts} "
+        f"(median {given['tokens'][2]:g} tokens), {others['texts']} other texts from "
+        f"{others['files']} {parts} as real ones (median {others['tokens'][2]:g} tokens, "
+        f"{real['names'][0]:.2f} names, perplexity {real['perplexity'][0]:.0f} in the mean). "
+        f"{plan['texts']} texts of a cell, T = {plan['tokens']}, delta = {result['delta']:g}, "
+        "replace-by-null; 99 % intervals (±)."
     )
 
 
-def _around(value: Sequence[float], times: float, digits: int) -> str:
+def around(value: Sequence[float], times: float, digits: int) -> str:
+    """Show a figure with half its interval; a dash where it could not be measured."""
     if math.isnan(value[0]):
         return "–"
     return f"{times * value[0]:.{digits}f} ± {times * value[1]:.{digits}f}"
@@ -123,14 +167,20 @@ def texts(result: Row) -> list[str]:
     largest = max(result["plan"]["epsilons"])
     columns: list[Column[Row]] = [
         Column(f"texts at ε = {largest:g}", named),
-        Column("tokens", lambda row: _around(row["length"], 1, 1)),
+        Column("tokens", lambda row: around(row["length"], 1, 1)),
         Column("distance of lengths (KS)", lambda row: f"{row['length_distance']:.2f}"),
-        Column("names", lambda row: _around(row["names"], 1, 2)),
+        Column("names", lambda row: around(row["names"], 1, 2)),
         Column("empty", lambda row: str(row["empty"])),
         Column("texts that read a reference, at most", lambda row: str(row.get("reads", "–"))),
     ]
-    rows = (row for row in has_run(result["rows"]) if row["epsilon"] in (None, largest))
+    rows = [row for row in has_run(result["rows"]) if row["epsilon"] in (None, largest)]
+    if any("processor_s" in row for row in rows):
+        columns.append(Column("processor's ms for each token", _milliseconds))
     return rows_table(columns, rows)
+
+
+def _milliseconds(row: Row) -> str:
+    return report.three(1000 * row["processor_s"]) if "processor_s" in row else "–"
 
 
 def saved(result: Row) -> list[str]:
@@ -138,15 +188,15 @@ def saved(result: Row) -> list[str]:
 
     def at(epsilon: float | None) -> Column[dict[float | None, Row]]:
         if epsilon is None:
-            return Column("saved, not clipped", lambda of: _around(of[None]["saved"], 1, 3))
+            return Column("saved, not clipped", lambda of: around(of[None]["saved"], 1, 3))
         return Column(
             f"saved at ε = {epsilon:g}",
-            lambda of: f"{_around(of[epsilon]['saved'], 1, 3)} (C = {of[epsilon]['clip']:.2f})",
+            lambda of: f"{around(of[epsilon]['saved'], 1, 3)} (C = {of[epsilon]['clip']:.2f})",
         )
 
     columns: list[Column[dict[float | None, Row]]] = [
         Column("nats per token of real texts: B", lambda of: str(of[None]["batch"])),
-        Column("public model", lambda of: _around(of[None]["public"], 1, 3)),
+        Column("public model", lambda of: around(of[None]["public"], 1, 3)),
         *map(at, [*result["plan"]["epsilons"], None]),
     ]
     rows = (
@@ -178,17 +228,26 @@ def criteria(result: Row) -> list[str]:
         )
         if ours and others:
             lines.append(_against(epsilon, ours, others))
+    return [*lines, *references_help(rows)]
+
+
+def references_help(rows: Sequence[Row]) -> list[str]:
+    """Return for each figure how many cells are better than the public model on the same
+    candidates, at the same temperature; no line without such cells.
+    """
+    lines = []
     public = {
-        (row["epsilon"], row["top_k"]): row
+        (row["method"], row["epsilon"], *_drawn_as(row)): row
         for row in rows
         if row["method"] in ("public-only", "null-references")
     }
     private = [
-        (row, public.get((row["epsilon"], row["top_k"])) or public[None, row["top_k"]])
+        (row, public.get(("null-references", row["epsilon"], *_drawn_as(row)), alone))
         if row["method"] == "invisibleink"
-        else (row, public[None, row["top_k"]])
+        else (row, alone)
         for row in rows
-        if row["method"] in (*OURS, *BASELINES) and (None, row["top_k"]) in public
+        if row["method"] in (*OURS, *BASELINES)
+        and (alone := public.get(("public-only", None, *_drawn_as(row)))) is not None
     ]
     for name, figure, better in (
         ("MAUVE is higher", "mauve", 1),
@@ -205,6 +264,10 @@ def criteria(result: Row) -> list[str]:
                 + f", the other way round in {signs.count(-1)}"
             )
     return lines
+
+
+def _drawn_as(row: Row) -> tuple[int | None, float]:
+    return row["top_k"], row["temperature"]
 
 
 def _against(epsilon: float, ours: Sequence[Row], others: Sequence[Row]) -> str:
@@ -284,9 +347,9 @@ def draw(axes: Any, result: Row, epsilon: float) -> None:
             continue
         at = [row for row in of if row["epsilon"] == epsilon]
         # Rows of several top-k have the same calls: side by side, the first ones hollow.
-        several = dict.fromkeys(row["top_k"] for row in at)
-        for number, k in enumerate(several):
-            part = [row for row in at if row["top_k"] == k]
+        several = dict.fromkeys(map(_drawn_as, at))
+        for number, drawn_as in enumerate(several):
+            part, k = [row for row in at if _drawn_as(row) == drawn_as], drawn_as[0]
             axes.errorbar(
                 [row["calls"] * 1.08**number for row in part],
                 [100 * utility(row) for row in part],
@@ -297,7 +360,7 @@ def draw(axes: Any, result: Row, epsilon: float) -> None:
                 linewidth=1,
                 markersize=4.5,
                 markerfacecolor="white" if number == 0 and len(several) > 1 else colour,
-                label=name if k is None else f"{name}, k = {k}",
+                label=name + ("" if k is None else f", k = {k}") + _unusual(part[0]),
             )
     axes.set_xscale("log", base=2)
     ticks = sorted({1, *(2 ** round(math.log2(row["calls"])) for row in rows if row["calls"])})

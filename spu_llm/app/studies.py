@@ -115,7 +115,7 @@ STUDIES = {
         "confidential prompting: latency, throughput and memory of its systems",
     ),
     "experiment dp-text": (
-        "experiments.dp_text.study",
+        "experiments.dp_text.command",
         "differentially private text: utility against model calls, by method",
     ),
     "experiment noir": (
