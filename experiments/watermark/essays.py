@@ -39,7 +39,7 @@ from spu_llm.systems.watermark.selecting import Chooser
 from spu_llm.systems.watermark.stems import is_function_word
 from spu_llm.systems.watermark.units import StemUnits, WordUnits, grams, units_of
 
-ASKED, ATTACK = "Write a short essay about {}.", "Paraphrase the following: {}"
+ASKED, ATTACK = "Write a short essay about {}.", "Paraphrase the following:\n{}"
 TOPICS = (
     "rivers winter bread music trains gardens cities birds sleep coffee maps islands friendship "
     "bridges clocks storms paper horses markets stars forests letters glass tea mountains salt "
@@ -182,9 +182,12 @@ class Essays:
         self.tokenizer = Tokenizer.load(directory)
         self._template = Template.load(directory)
         self.ends = sorted(self.tokenizer.eos_ids)
-        self._attack = self._around(ATTACK)
-        before, after = self._around(ASKED)
-        prompts = [[*before, *self._encoded(topic), *after] for topic in TOPICS]
+        before, after = self._asked(ATTACK.format(_HERE)).split(_HERE)
+        self._attack = (
+            self.tokenizer.encode(before),
+            self.tokenizer.encode(after, goes_on=True),
+        )
+        prompts = [self.tokenizer.encode(self._asked(ASKED.format(topic))) for topic in TOPICS]
         # Texts grow side by side, so their prompts have one length.
         length = Counter(map(len, prompts)).most_common(1)[0][0]
         prompts = [prompt for prompt in prompts if len(prompt) == length]
@@ -196,14 +199,9 @@ class Essays:
         self._lanes = Lanes(directory, max(length + plan.tokens, room))
         self._unmarked: dict[str, list[list[str]]] | None = None
 
-    def _around(self, asked: str) -> tuple[list[int], list[int]]:
-        """Return the tokens before and after the words that a chat's one message is about."""
-        chat = self._template.render([Message("user", asked.format(_HERE))])
-        before, after = chat.split(_HERE)
-        return self.tokenizer.encode(before), self._encoded(after)
-
-    def _encoded(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, goes_on=True)
+    def _asked(self, words: str) -> str:
+        """Return the text of a chat of one message, up to where the answer begins."""
+        return self._template.render([Message("user", words)])
 
     def written(self, choosers: Sequence[Next]) -> tuple[np.ndarray, np.ndarray]:
         """Write an essay on each topic, with what chooses its tokens: int [text, token], and each

@@ -335,7 +335,7 @@ def essay_tables(result: Row) -> list[list[str]]:
         return Column(f"AUC, %, {name}", lambda row: percent(value(row)))
 
     def keeps(name: str, number: int) -> Column[Row]:
-        heads = ("words left", f"{_GRAMS} of it", "stems left")
+        heads = ("words left", "4-grams of it", "stems left")
         return Column(
             f"{name}: {heads[number]}, %",
             lambda row: percent(row["versions"][name]["kept"][number], 0),
@@ -363,9 +363,6 @@ def essay_tables(result: Row) -> list[list[str]]:
             rows,
         ),
     ]
-
-
-_GRAMS = "4-grams"
 
 
 def _marks(head: str) -> Column[Row]:

@@ -114,6 +114,36 @@ def test_a_race_is_marked_without_candidates(run: Run, endless: Path, tmp_path: 
     assert run("detect", text, "--key", key, "--tokenizer", PUBLIC).startswith("marked")
 
 
+@pytest.mark.parametrize("by", ["beam", "paraphrase"])
+def test_candidates_that_are_no_samples_are_told(
+    run: Run, endless: Path, tmp_path: Path, by: str
+) -> None:
+    """They mark, and the record says that the text is not the model's."""
+    key, told, text = tmp_path / "key", tmp_path / "made.json", tmp_path / "text"
+    run("keygen", "--out", key, "--tokenizer", PUBLIC)
+    given = ["--key", key, "--model", endless, "--json", told, "--max-new-tokens", "60"]
+    run("embed", *given, "--candidates", "4", "--chunk", "4", "--candidates-by", by)
+    result = json.loads(told.read_text())
+    assert result["candidates_by"] == by and result["distortion_free"] is False
+    assert len(result["tokens"]) == 60 and len(result["chunks"]) == 15
+    text.write_text(result["text"])
+    said = run("detect", text, "--key", key, "--tokenizer", PUBLIC, "--alpha", "0.05")
+    assert said.startswith("marked")
+    run("embed", *given, "--candidates", "4")
+    result = json.loads(told.read_text())
+    assert result["candidates_by"] == "sample" and result["distortion_free"] is True
+
+
+def test_stems_mark_what_a_program_writes(run: Run, tmp_path: Path) -> None:
+    key, text = tmp_path / "key", tmp_path / "text"
+    run("keygen", "--out", key, "--ngram", "2", "--stems")
+    assert json.loads(key.read_text())["units"] == "stems"
+    command = shlex.join([sys.executable, "-c", PROGRAM])
+    made = run("embed", "--key", key, "--command", command, "--max-new-tokens", "60")
+    text.write_text(made.replace(" ", " of the "))
+    assert run("detect", text, "--key", key).startswith("marked")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -121,6 +151,13 @@ def test_a_race_is_marked_without_candidates(run: Run, endless: Path, tmp_path: 
         (["keygen", "--out", "new", "--ngram", "0"], ["1 to 32"]),
         (["keygen", "--out", "new", "--race"], ["race marks tokens"]),
         (["keygen", "--out", "new", "--family", "cauchy"], ["choose from"]),
+        (["keygen", "--out", "new", "--stems", "--tokenizer", PUBLIC], ["--stems or"]),
+        (["keygen", "--out", "new", "--stems", "--scheme", "aaronson"], ["marks tokens"]),
+        (["embed", "--key", "words", "--candidates-by", "guess"], ["sample, beam"]),
+        (["embed", "--key", "words", "--candidates-by", "beam", "--spread"], ["--spread"]),
+        (["embed", "--key", "words", "--candidates-by", "beam", "--command", "x"], ["--model"]),
+        (["embed", "--key", "words", "--paraphraser", "x"], ["--paraphraser"]),
+        (["embed", "--key", "race", "--candidates-by", "beam"], ["no candidates"]),
         (["embed", "--key", "none"], ["keygen makes one"]),
         (["embed", "--key", "text"], ["damaged"]),
         (["embed", "--key", "words", "--key", "words"], ["different ones"]),
@@ -160,6 +197,7 @@ def test_what_is_refused(
     run("keygen", "--out", "words")
     run("keygen", "--out", "tokens", "--tokenizer", PUBLIC)
     run("keygen", "--out", "kept")
+    run("keygen", "--out", "race", "--race", "--tokenizer", str(shipped("private")))
     contents = {"text": b"some text", "empty": b" \n", "latin": b"caf\xe9", "kept.history": b"x"}
     for name, data in contents.items():
         Path(name).write_bytes(data)
