@@ -8,6 +8,9 @@ written, so that all texts of a mark are read side by side.
 Edits change words alone: a third of the function words is dropped; half of the longer words get
 another ending (-s is put on or taken off); 30 % of the words are replaced by others of the text.
 The first two are edits that stems are made to outlast.
+
+Marks by candidates are as published, without a history: it counts what losing candidates have as
+used, so that single words and stems, which come again in every text, would soon mark nothing.
 """
 
 from __future__ import annotations
@@ -93,9 +96,9 @@ class EssaysPlan:
     """
 
     texts: int = 16
-    tokens: int = 128
-    samples: int = 2
-    null_keys: int = 4
+    tokens: int = 100
+    samples: int = 1
+    null_keys: int = 3
     temperature: float = 1.0
     paraphrased_at: float = 0.7
     seed: int = 0
@@ -183,10 +186,7 @@ class Essays:
         self._template = Template.load(directory)
         self.ends = sorted(self.tokenizer.eos_ids)
         before, after = self._asked(ATTACK.format(_HERE)).split(_HERE)
-        self._attack = (
-            self.tokenizer.encode(before),
-            self.tokenizer.encode(after, goes_on=True),
-        )
+        self._attack = (self.tokenizer.encode(before), self.tokenizer.encode(after, goes_on=True))
         prompts = [self.tokenizer.encode(self._asked(ASKED.format(topic))) for topic in TOPICS]
         # Texts grow side by side, so their prompts have one length.
         length = Counter(map(len, prompts)).most_common(1)[0][0]
@@ -272,7 +272,7 @@ class Essays:
         vocab = self.tokenizer.vocab_size
         if mark.method != "candidates":
             return next_token(key, mark.scheme, vocab, DELTA, prg)
-        units, histories = units_of(mark.units, self.tokenizer), (History(),)
+        units, histories = units_of(mark.units, self.tokenizer), (History(False),)
         chooser = Chooser((key,), mark.scheme, units, CANDIDATES, histories, prg)
 
         def token(p: np.ndarray, generated: tuple[int, ...]) -> int:

@@ -38,15 +38,7 @@ from experiments.watermark.essays import (
 from experiments.watermark.plan import WatermarkPlan
 from experiments.watermark.report import around, percent
 from experiments.watermark.study import Study, figures
-from experiments.watermark.texts import (
-    NEVER,
-    NGRAM,
-    UNITS,
-    Author,
-    Lanes,
-    Method,
-    distribution_of,
-)
+from experiments.watermark.texts import NEVER, NGRAM, UNITS, Author, Lanes, Method, distribution_of
 from models.hf import load_folded
 from protocols.verification.distribution import Sampling
 from spu_llm.app.printing import show_table
@@ -344,9 +336,7 @@ def essay_tables(result: Row) -> list[list[str]]:
     excess: Column[Row] = Column(
         "above entropy, bits a token", lambda row: around(row["excess_bits"], 2)
     )
-    false: Column[Row] = Column(
-        "unmarked", lambda row: percent(_mean_of(row, "unmarked_found"))
-    )
+    false: Column[Row] = Column("unmarked", lambda row: percent(_mean_of(row, "unmarked_found")))
     edits = [name for name in VERSIONS if name not in (WRITTEN, PARAPHRASED)]
     return [
         rows_table([_marks("found, %"), *map(found, VERSIONS), false, excess], rows),

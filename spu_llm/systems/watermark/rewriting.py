@@ -27,12 +27,7 @@ class Rewriter:
     """
 
     def __init__(
-        self,
-        model: Sampler,
-        cheaper: ModelSampler,
-        prg: Prg | None = None,
-        *,
-        share: float = SHARE,
+        self, model: Sampler, cheaper: ModelSampler, prg: Prg | None = None, *, share: float = SHARE
     ) -> None:
         self._model, self._cheaper = model, cheaper
         self._prg, self._share = prg or Prg.from_os(), share

@@ -93,9 +93,7 @@ def test_beams_distort_the_text(m: int, k: int, chunks: int, far: float) -> None
     drawn = []
     for trial in range(1200):
         prg = Prg.from_seed(trial, f"beams {m} {k}")
-        embedder = Embedder(
-            (key_of(trial),), Scheme(3), ChainBeams(), TokenUnits(), m, k, prg=prg
-        )
+        embedder = Embedder((key_of(trial),), Scheme(3), ChainBeams(), TokenUnits(), m, k, prg=prg)
         drawn.append(embedder.text((0,), k * chunks).content)
     assert p_value(drawn, texts) > FALSE_ALARM
     assert p_value(drawn, {**dict.fromkeys(texts, 0.0), **model}) < FALSE_ALARM

@@ -19,8 +19,19 @@ from spu_llm.systems.watermark.stems import stem
 from spu_llm.systems.watermark.units import Content, StemUnits, WordUnits, units_of
 from tests.systems.watermark.chains import FALSE_ALARM, key_of
 
-NOUNS = [f"{a}{b}" for a in ("river", "garden", "market", "window") for b in
-         ("bank", "stone", "mill", "door", "path", "gate", "wall", "roof", "bell", "yard")]
+KINDS = (
+    "river",
+    "garden",
+    "market",
+    "window",
+    "harbour",
+    "castle",
+    "forest",
+    "village",
+    "mountain",
+)
+THINGS = ("bank", "stone", "mill", "door", "path", "gate", "wall", "roof", "bell", "yard", "well")
+NOUNS = [f"{kind}{thing}" for kind in KINDS for thing in THINGS]
 BETWEEN = (" of the ", " and a ", " in the ", " with her ", " to my ")
 
 
@@ -42,7 +53,19 @@ def test_forms_of_a_word_have_one_stem(words: tuple[str, ...]) -> None:
 
 
 def test_other_words_have_other_stems() -> None:
-    words = ["walk", "talk", "bus", "bushes", "thing", "ring", "sing", "seed", "need", "2031", "был"]
+    words = [
+        "walk",
+        "talk",
+        "bus",
+        "bushes",
+        "thing",
+        "ring",
+        "sing",
+        "seed",
+        "need",
+        "2031",
+        "был",
+    ]
     assert len({stem(word) for word in words}) == len(words)
 
 
@@ -62,11 +85,11 @@ def file_of(number: int, units: str, ngram: int) -> KeyFile:
 def test_p_values_of_unmarked_stems_are_uniform(ngram: int) -> None:
     """Under a key each; a false alarm once in a million seeds, which are fixed."""
     p = []
-    for number, snippet in enumerate(read_snippets()):
+    for number, snippet in enumerate(read_snippets() * 4):
         file = file_of(number, "stems", ngram)
         numbers = uniforms(marks_of(file, StemUnits().placed(snippet.text)))
         p.append(math.exp(log_p(numbers, file.scheme.family)))
-    assert len(p) > 100 and stats.kstest(p, "uniform").pvalue > FALSE_ALARM
+    assert len(p) > 200 and stats.kstest(p, "uniform").pvalue > FALSE_ALARM
 
 
 class Nouns:
@@ -83,11 +106,11 @@ class Nouns:
         ]
 
 
-def written(number: int, units: str, ngram: int) -> str:
+def written(number: int, units: str, ngram: int, *, on: bool = True) -> str:
     file = file_of(number, units, ngram)
     prg = Prg.from_seed(number, f"nouns {units} {ngram}")
     embedder = Embedder(
-        (file.key,), file.scheme, Nouns(prg), units_of(units, None), 16, 1, (History(),), prg
+        (file.key,), file.scheme, Nouns(prg), units_of(units, None), 16, 1, (History(on),), prg
     )
     text = embedder.text("", 60).content
     assert isinstance(text, str)
@@ -122,12 +145,14 @@ def test_stems_outlast_what_words_do_not() -> None:
 
 
 def test_one_stem_a_seed_outlasts_another_order() -> None:
-    text = written(5, "stems", 1)
+    text = written(5, "stems", 1, on=False)
     turned = " ".join(reversed(text.split()))
     before = evidence(text, 5, "stems", 1)
-    # Of forty stems each marks once, so the text says less than one of pairs.
-    assert 2 < before < evidence(written(5, "stems", 2), 5, "stems", 2)
-    assert evidence(turned, 5, "stems", 1) == pytest.approx(before)
+    assert before > 4 and evidence(turned, 5, "stems", 1) == pytest.approx(before)
+    # Each stem counts once, so the text says less than one of pairs; and with a history, in which
+    # losers' stems count as used, the stems are soon used up.
+    assert before < evidence(written(5, "stems", 2), 5, "stems", 2)
+    assert evidence(written(5, "stems", 1), 5, "stems", 1) < before
 
 
 def test_words_keep_their_signs() -> None:
