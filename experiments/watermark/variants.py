@@ -97,7 +97,7 @@ WAYS = (
 class VariantsPlan:
     """The study's settings. texts, tokens: of a way of candidates."""
 
-    texts: int = 32
+    texts: int = 24
     tokens: int = 100
     samples: int = 2
     null_keys: int = 6
