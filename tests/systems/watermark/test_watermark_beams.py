@@ -48,13 +48,14 @@ class ChainBeams:
 
 def by_enumeration(m: int, k: int, chunks: int) -> dict[tuple[int, ...], float]:
     """Return the distribution, over keys, of a text of beams: each of the m is as likely."""
-    texts = {(): 1.0}
+    texts: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(chunks):
         longer: dict[tuple[int, ...], float] = {}
         for text, p in texts.items():
             for beam in ChainBeams().sample((0, *text), m, k):
                 assert not isinstance(beam.content, str)
-                longer[(*text, *beam.content)] = longer.get((*text, *beam.content), 0) + p / m
+                whole = text + beam.content
+                longer[whole] = longer.get(whole, 0) + p / m
         texts = longer
     return texts
 
