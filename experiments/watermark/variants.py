@@ -314,7 +314,7 @@ def essay_tables(result: Row) -> list[list[str]]:
     def of(name: str, figure: str) -> Callable[[Row], list[float]]:
         return lambda row: list(row["versions"][name][figure])
 
-    def found(name: str) -> Column[Row]:
+    def called(name: str) -> Column[Row]:
         value = of(name, "found")
         return Column(name, lambda row: percent(value(row), 0))
 
@@ -339,7 +339,7 @@ def essay_tables(result: Row) -> list[list[str]]:
     false: Column[Row] = Column("unmarked", lambda row: percent(_mean_of(row, "unmarked_found")))
     edits = [name for name in VERSIONS if name not in (WRITTEN, PARAPHRASED)]
     return [
-        rows_table([_marks("found, %"), *map(found, VERSIONS), false, excess], rows),
+        rows_table([_marks("found, %"), *map(called, VERSIONS), false, excess], rows),
         rows_table(
             [_marks("mean -log10 p"), *map(evidence, VERSIONS), *map(auc, (WRITTEN, PARAPHRASED))],
             rows,
