@@ -9,8 +9,9 @@ Edits change words alone: a third of the function words is dropped; half of the 
 another ending (-s is put on or taken off); 30 % of the words are replaced by others of the text.
 The first two are edits that stems are made to outlast.
 
-Marks by candidates are as published, without a history: it counts what losing candidates have as
-used, so that single words and stems, which come again in every text, would soon mark nothing.
+Marks by candidates are as published, without a history, but for one: what losing candidates have
+counts as used in a history, so that single stems soon mark nothing. Without it a key prefers the
+same words again and again, and `repeated` says how many n-grams of words stand in a text already.
 """
 
 from __future__ import annotations
@@ -60,11 +61,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Mark:
-    """What marks an essay: a method of `keys.METHODS`, its units and n-grams; "" for nothing."""
+    """What marks an essay: a method of `keys.METHODS`, its units and n-grams. history: whether a
+    unit marks once.
+    """
 
     method: str = "candidates"
     units: str = "tokens"
     ngram: int = 4
+    history: bool = False
 
     @property
     def scheme(self) -> Scheme:
@@ -73,9 +77,9 @@ class Mark:
     @property
     def title(self) -> str:
         if self.method == "candidates":
-            return f"k = 1, m = {CANDIDATES}, {self.ngram}-grams of {self.units}"
-        rivals = {"aaronson": "Aaronson", "kirchenbauer": f"Kirchenbauer, δ = {DELTA:g}"}
-        return rivals.get(self.method, "unmarked")
+            history = ", history" if self.history else ""
+            return f"k = 1, m = {CANDIDATES}, {self.ngram}-grams of {self.units}{history}"
+        return "Aaronson" if self.method == "aaronson" else f"Kirchenbauer, δ = {DELTA:g}"
 
 
 MARKS = (
@@ -86,6 +90,7 @@ MARKS = (
     Mark(units="words", ngram=1),
     Mark(units="stems", ngram=2),
     Mark(units="stems", ngram=1),
+    Mark(units="stems", ngram=1, history=True),
 )
 
 
@@ -172,6 +177,12 @@ def kept(before: str, after: str) -> tuple[float, float, float]:
         same / max(1, has.total()),
         len(stems & left) / max(1, len(stems)),
     )
+
+
+def repeated(text: str) -> float:
+    """Return the share of a text's n-grams of words that stood in it before."""
+    every = grams(WordUnits().of(text), NGRAM, NGRAM - 1)
+    return 1 - len(set(every)) / max(1, len(every))
 
 
 # ---- texts
@@ -272,7 +283,7 @@ class Essays:
         vocab = self.tokenizer.vocab_size
         if mark.method != "candidates":
             return next_token(key, mark.scheme, vocab, DELTA, prg)
-        units, histories = units_of(mark.units, self.tokenizer), (History(False),)
+        units, histories = units_of(mark.units, self.tokenizer), (History(mark.history),)
         chooser = Chooser((key,), mark.scheme, units, CANDIDATES, histories, prg)
 
         def token(p: np.ndarray, generated: tuple[int, ...]) -> int:
@@ -304,6 +315,8 @@ class Essays:
             **asdict(mark),
             "texts": len(keys),
             "excess_bits": metrics.mean(excess / math.log(2)),
+            "repeated": _repeated(made[WRITTEN]),
+            "unmarked_repeated": _repeated([text for one in unmarked[WRITTEN] for text in one]),
             "versions": {},
             "example": {name: made[name][0] for name in (WRITTEN, PARAPHRASED)},
         }
@@ -339,3 +352,7 @@ class Essays:
                 for j in range(len(self.prompts))
             ]
         )
+
+
+def _repeated(texts: Sequence[str]) -> metrics.Interval:
+    return metrics.mean(np.array([repeated(text) for text in texts]))

@@ -337,9 +337,13 @@ def essay_tables(result: Row) -> list[list[str]]:
         "above entropy, bits a token", lambda row: around(row["excess_bits"], 2)
     )
     false: Column[Row] = Column("unmarked", lambda row: percent(_mean_of(row, "unmarked_found")))
+    again: Column[Row] = Column(
+        "4-grams that come again, % (unmarked)",
+        lambda row: f"{percent(row['repeated'])}; {100 * row['unmarked_repeated'][0]:.1f}",
+    )
     edits = [name for name in VERSIONS if name not in (WRITTEN, PARAPHRASED)]
     return [
-        rows_table([_marks("found, %"), *map(called, VERSIONS), false, excess], rows),
+        rows_table([_marks("found, %"), *map(called, VERSIONS), false, excess, again], rows),
         rows_table(
             [_marks("mean -log10 p"), *map(evidence, VERSIONS), *map(auc, (WRITTEN, PARAPHRASED))],
             rows,
