@@ -9,9 +9,10 @@ Edits change words alone: a third of the function words is dropped; half of the 
 another ending (-s is put on or taken off); 30 % of the words are replaced by others of the text.
 The first two are edits that stems are made to outlast.
 
-Marks by candidates are as published, without a history, but for one: what losing candidates have
-counts as used in a history, so that single stems soon mark nothing. Without it a key prefers the
-same words again and again, and `repeated` says how many n-grams of words stand in a text already.
+Marks by candidates are as published, without a history: it counts what losing candidates have as
+used, so that single words and stems, which come again in every text, would soon mark nothing.
+Without it a key prefers the same words again and again, and `repeated` says how many n-grams of
+words stood in a text before.
 """
 
 from __future__ import annotations
@@ -61,14 +62,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Mark:
-    """What marks an essay: a method of `keys.METHODS`, its units and n-grams. history: whether a
-    unit marks once.
-    """
+    """What marks an essay: a method of `keys.METHODS`, its units and n-grams."""
 
     method: str = "candidates"
     units: str = "tokens"
     ngram: int = 4
-    history: bool = False
 
     @property
     def scheme(self) -> Scheme:
@@ -77,8 +75,7 @@ class Mark:
     @property
     def title(self) -> str:
         if self.method == "candidates":
-            history = ", history" if self.history else ""
-            return f"k = 1, m = {CANDIDATES}, {self.ngram}-grams of {self.units}{history}"
+            return f"k = 1, m = {CANDIDATES}, {self.ngram}-grams of {self.units}"
         return "Aaronson" if self.method == "aaronson" else f"Kirchenbauer, δ = {DELTA:g}"
 
 
@@ -90,7 +87,6 @@ MARKS = (
     Mark(units="words", ngram=1),
     Mark(units="stems", ngram=2),
     Mark(units="stems", ngram=1),
-    Mark(units="stems", ngram=1, history=True),
 )
 
 
@@ -283,7 +279,7 @@ class Essays:
         vocab = self.tokenizer.vocab_size
         if mark.method != "candidates":
             return next_token(key, mark.scheme, vocab, DELTA, prg)
-        units, histories = units_of(mark.units, self.tokenizer), (History(mark.history),)
+        units, histories = units_of(mark.units, self.tokenizer), (History(False),)
         chooser = Chooser((key,), mark.scheme, units, CANDIDATES, histories, prg)
 
         def token(p: np.ndarray, generated: tuple[int, ...]) -> int:
