@@ -258,6 +258,47 @@ FAULTS = (
             "app/test_runs.py::test_no_temporary_file_is_left",
         ),
     ),
+    Met(
+        "object storage is away, slow, full or not mounted",
+        "the session ends with the place and its reason, and its batches stay; a batch that cannot "
+        "be stored is none",
+        (
+            "offline/test_object_store.py::test_storage_that_is_down_costs_nothing",
+            "offline/test_object_store.py::test_a_batch_that_cannot_be_stored_is_none",
+            "offline/test_object_store.py::test_a_place_that_is_not_mounted",
+            "offline/test_object_store.py::test_a_place_that_does_not_answer",
+            "offline/test_object_store.py::test_calls_that_hang_are_bounded",
+        ),
+    ),
+    Met(
+        "a stored object is lost, changed, or put back after its use",
+        "its batch alone is given up, with a line; what was used opens to nobody",
+        (
+            "offline/test_object_store.py::test_a_lost_object_costs_its_batch_alone",
+            "offline/test_object_store.py::test_a_changed_object_does_not_open",
+            "offline/test_object_store.py::test_copies_of_used_objects_open_to_nobody",
+            "offline/test_object_store.py::test_a_copy_put_back_serves_nobody",
+        ),
+    ),
+    Met(
+        "a machine of a cluster, its door or a pair's network is gone",
+        "its sessions end with the reason, a pair's batch is made by another; all else goes on",
+        (
+            "cluster/test_door_words.py::test_a_front_door_that_is_gone_ends_it",
+            "cluster/test_door_words.py::test_a_door_that_is_gone_ends_it",
+            "cluster/test_doors.py::test_a_lost_machine_costs_its_pairs_alone",
+            "cluster/test_cut_pairs.py::test_a_pair_that_is_cut_off_costs_its_batch",
+        ),
+    ),
+    Met(
+        "a disk or a cluster's object store is full",
+        "one line says which; no object is left over, and batches go by disk beside a full store",
+        (
+            "offline/test_object_store.py::test_a_disk_that_fills_up_leaves_no_object",
+            "cluster/test_full_store.py::test_producers_go_on_beside_a_full_store",
+            "cluster/test_full_store.py::test_a_full_store_on_a_full_disk_ends_in_a_line",
+        ),
+    ),
 )
 
 

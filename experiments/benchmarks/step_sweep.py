@@ -39,6 +39,7 @@ from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, VerificationResult
 from spu_llm.systems.decoding.generate import announce
+from spu_llm.systems.decoding.limits import MAX_DRAFTS
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.session_shape import SessionShape
@@ -78,9 +79,9 @@ def check_positions(
     `positions`.
     """
     if not positions:
-        raise InputError("--positions is empty; give numbers from 1 to 17")
+        raise InputError(f"--positions is empty; give numbers from 1 to {MAX_DRAFTS + 1}")
     for n in positions:
-        commands.check_range("--positions", n, 1, 17)
+        commands.check_range("--positions", n, 1, MAX_DRAFTS + 1)
         Request(prompt_tokens, 1, n - 1, temperature=temperature).check(config)
     if prompt_tokens + max(positions) > config.context:
         raise InputError(

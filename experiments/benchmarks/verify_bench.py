@@ -50,6 +50,7 @@ from spu_llm.core.op import Cost
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, encode
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import private_tree
+from spu_llm.systems.decoding.limits import MAX_DRAFTS
 from spu_llm.systems.program import Job, Nothing, Program, Send
 
 SOURCES = ("probabilities", "logits")
@@ -76,9 +77,9 @@ class Request:
         """Raise InputError for a request that cannot be measured."""
         commands.check_range("--vocab", self.vocab, 2, 1 << 18)
         if not self.draft_lengths:
-            raise InputError("--draft-length is empty; give numbers from 1 to 16")
+            raise InputError(f"--draft-length is empty; give numbers from 1 to {MAX_DRAFTS}")
         for count in self.draft_lengths:
-            commands.check_range("--draft-length", count, 1, 16)
+            commands.check_range("--draft-length", count, 1, MAX_DRAFTS)
         _check_names("--variants", self.variants, VARIANTS)
         _check_names("--from", self.sources, SOURCES)
         commands.check_range("--repeat", self.repeat, 1)

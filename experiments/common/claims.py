@@ -30,7 +30,7 @@ CLAIMS = (
     ),
     Claim(
         "SmolLM2-135M-Instruct, which somebody else trained, answers between two processes: the "
-        "first token after 145 s in the mean of four questions, a later one 2.44 s online and 7.74 "
+        "first token after 114 s in the mean of four questions, a later one 3.4 s online and 3.3 "
         "ahead",
         "smollm2",
         "published-model",

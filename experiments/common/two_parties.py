@@ -52,19 +52,27 @@ def run_study(
         counters = [relay.snapshot() for relay in relays]
         return sum(c.wire_bytes_sent + c.wire_bytes_received for c in counters)
 
+    doing = "starting both parties"
+
     def show(event: dict[str, Any], relay: Relay) -> None:
+        nonlocal doing
         relays[:] = [relay]
         if event["event"] == "stage":
-            progress.stage(event["name"])
+            doing = event["name"]
+            progress.stage(doing)
         elif event["event"] == "update":
             progress.update(event["name"])
         elif event["event"] == "making":
-            progress.update(f"material {event['made']} of {event['total']}")
+            made, total = event["made"], event["total"]
+            if made < total:
+                progress.update(f"making correlated randomness, {made} of {total} batches")
+            else:
+                progress.stage(doing)
         else:
             on_event(event)
 
     progress = Progress(wire_bytes)
-    progress.stage("starting both parties")
+    progress.stage(doing)
     try:
         with local_provider(
             model, network, studies=True, sampling_seed=sampling_seed, backend=backend

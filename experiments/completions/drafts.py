@@ -33,6 +33,7 @@ from protocols.verification.plain import Plain
 from spu_llm.api.defaults import DRAFT_LENGTH, shipped
 from spu_llm.app.printing import show_table
 from spu_llm.core.prg import Prg
+from spu_llm.systems.decoding.limits import MAX_DRAFTS
 
 TEXTS = Path(__file__).parents[1] / "data" / "drafts_texts.json"
 TEMPERATURES = (0.0, 0.7)
@@ -274,7 +275,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Print the table; write each row to `--json`."""
     commands.check_range("--tokens", options.tokens, 2)
-    commands.check_range("--draft-length", options.draft_length, 1, 16)
+    commands.check_range("--draft-length", options.draft_length, 1, MAX_DRAFTS)
     commands.check_folders(options)
     directory, draft_model = commands.private_model(options), options.draft_model
     if options.model is None and draft_model is None:

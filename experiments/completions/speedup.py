@@ -37,6 +37,7 @@ from spu_llm.api.texts import tokens_of_prompt
 from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 from spu_llm.core.settings import BACKENDS, OWN
+from spu_llm.systems.decoding.limits import MAX_DRAFTS
 from spu_llm.systems.decoding.request import Request
 
 PAPERS = ("3000mbps-1ms", "lan", "wan", "200mbps-80ms")  # its networks, Appendix E
@@ -270,7 +271,7 @@ def command(options: argparse.Namespace) -> None:
                 f"--{name}: there is no {min(unknown)!r}; choose from {', '.join(known)}"
             )
     for drafts in options.drafts:
-        commands.check_range("--drafts", drafts, 1, 16)
+        commands.check_range("--drafts", drafts, 1, MAX_DRAFTS)
     prompts = read_prompts()
     commands.check_range("--prompts", options.prompts, 1, len(prompts))
     pair = commands.pair(options)

@@ -39,6 +39,7 @@ from spu_llm.app.printing import show, show_table
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
 from spu_llm.service.launching import network_options
+from spu_llm.systems.decoding.limits import MAX_DRAFTS
 from spu_llm.systems.watermark.detecting import detect
 from spu_llm.systems.watermark.keys import Key, KeyFile, Scheme, write_key
 from spu_llm.systems.watermark.units import TokenUnits
@@ -246,7 +247,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=commands.numbers,
         default=[3],
         metavar="G,...",
-        help="drafts of a candidate, 1 to 16 (default: 3)",
+        help=f"drafts of a candidate, 1 to {MAX_DRAFTS} (default: 3)",
     )
     parser.add_argument(
         "--verify",
@@ -266,7 +267,7 @@ def command(options: argparse.Namespace) -> None:
     commands.check_range("--tokens", options.tokens, 3)
     commands.check_range("--candidates", options.candidates, 2, 16)
     for drafts in options.draft_length:
-        commands.check_range("--draft-length", drafts, 1, 16)
+        commands.check_range("--draft-length", drafts, 1, MAX_DRAFTS)
     if unknown := set(options.only) - set(SYSTEMS):
         raise InputError(f"--only: there is no {min(unknown)!r}; choose from {', '.join(SYSTEMS)}")
     if unknown := set(options.verify) - set(BRANCHING):

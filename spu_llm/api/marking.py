@@ -17,8 +17,8 @@ from typing import Any
 
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
+from spu_llm.systems.decoding.limits import MAX_CANDIDATES
 from spu_llm.systems.decoding.records import MARKED, RulesModule
-from spu_llm.systems.decoding.request import MAX_CANDIDATES
 from spu_llm.systems.watermark.history import History, HistoryFile, history_path, unpacked
 from spu_llm.systems.watermark.keys import RIVALS, Key, Scheme, read_keys, write_key
 from spu_llm.systems.watermark.private_text import USED, Mark

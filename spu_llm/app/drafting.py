@@ -7,6 +7,7 @@ import argparse
 from spu_llm.api.defaults import DRAFT_LENGTH
 from spu_llm.app.options import add_folder
 from spu_llm.core.errors import InputError
+from spu_llm.systems.decoding.limits import MAX_DRAFTS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=DRAFT_LENGTH,
         metavar="G",
-        help="drafts per secure step, 1 to 16 (default: %(default)s)",
+        help=f"drafts per secure step, 1 to {MAX_DRAFTS} (default: %(default)s)",
     )
     parser.add_argument("--standard", action="store_true", help="no drafting: one token a step")
     add_folder(
@@ -49,6 +50,7 @@ def length_of(length: int, *, standard: bool) -> int:
     """Return the drafts of a step, 0 with `--standard`; InputError for a length below 1."""
     if not standard and length < 1:
         raise InputError(
-            f"--draft-length must be 1 to 16, found {length}; --standard turns drafting off"
+            f"--draft-length must be 1 to {MAX_DRAFTS}, found {length}; --standard turns drafting "
+            "off"
         )
     return 0 if standard else length

@@ -18,6 +18,7 @@ from spu_llm.app.options import (
 )
 from spu_llm.app.serving import add_sessions
 from spu_llm.core.errors import InputError
+from spu_llm.systems.decoding.limits import MAX_DRAFTS
 from spu_llm.systems.split.modes import (
     ENDS,
     EPSILON,
@@ -512,7 +513,7 @@ def _drafts(parser: Any) -> None:
         "--draft-length",
         type=int,
         metavar="G",
-        help=f"in mpc: drafts a step, 1 to 16 (default: {DRAFT_LENGTH})",
+        help=f"in mpc: drafts a step, 1 to {MAX_DRAFTS} (default: {DRAFT_LENGTH})",
     )
     parser.add_argument(
         "--standard", action="store_true", help="in mpc: no drafting, one token a step"

@@ -304,7 +304,7 @@ def test_a_worker_that_has_ended_hears_nothing(
         (["--model", "{model}", "--json", "x.json"], "--json is of one turn"),
         (["--model", "{model}", "--prompt", ""], "the prompt is empty"),
         (["--model", "{model}", "--prompt", "a", "--system", ""], "--system is empty"),
-        (["--model", "{model}", "--draft-length", "0"], "--draft-length must be 1 to 16"),
+        (["--model", "{model}", "--draft-length", "0"], "--draft-length must be 1 to 32"),
         (["--model", "{model}", "--prompt", "a" * 300, "--standard"], "context is 64"),
     ],
 )

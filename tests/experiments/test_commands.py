@@ -21,7 +21,7 @@ from spu_llm.core.errors import SpuLlmError
     [
         (["bench"], "part"),
         (["bench", "step", "--positions", "1,x"], "expected numbers like 1,2,4, found '1,x'"),
-        (["bench", "step", "--positions", "1,40"], "--positions must be 1 to 17, found 40"),
+        (["bench", "step", "--positions", "1,40"], "--positions must be 1 to 33, found 40"),
         (["bench", "step", "--network", "lan,moon"], "unknown network 'moon'"),
         (["bench", "step", "--repeat", "0"], "--repeat must be at least 1, found 0"),
         (["bench", "step", "--plot", "/nowhere/a.png"], "--plot: /nowhere is not a directory"),

@@ -297,7 +297,7 @@ def test_growth_doubles_one_thing_at_a_time(tmp_path: Path) -> None:
     [
         (["--model", "/nowhere"], "/nowhere is not a directory"),
         (["--prompt-tokens", "64"], "the model's context is 64"),
-        (["--draft-length", "17"], "--draft-length must be 0 to 16, found 17"),
+        (["--draft-length", "33"], "--draft-length must be 0 to 32, found 33"),
         (["--bandwidth", "-1"], "--bandwidth must be 0 to 1e9 Mbps, found -1.0"),
         (["--bandwidth", "nan"], "--bandwidth must be"),
         (["--delay", "-1"], "--delay must be 0 to 1e6 ms"),

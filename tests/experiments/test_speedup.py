@@ -91,7 +91,7 @@ def test_a_speedup_is_of_one_prompt() -> None:
     [
         (["--backend", "tpu"], "there is no 'tpu'"),
         (["--modes", "beam"], "there is no 'beam'"),
-        (["--drafts", "0"], "--drafts must be 1 to 16"),
+        (["--drafts", "0"], "--drafts must be 1 to 32"),
         (["--network", "moon"], "unknown network 'moon'"),
         (["--tokens", "1"], "--tokens must be 2 or more"),
     ],

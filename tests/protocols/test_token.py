@@ -23,6 +23,7 @@ from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
+from spu_llm.systems.decoding.limits import MAX_DRAFTS
 from tests.protocols.verifying import (
     UNIT,
     chi_square_p,
@@ -207,6 +208,20 @@ def test_without_drafts(simulation: Simulation) -> None:
         of_client, of_provider = token_inputs(step, rng)
         client, _ = two_parties(simulation, "token", step.weights * UNIT, of_client, of_provider)
         assert (0, int(client.outcome.token)) == model(step, Widths.of_weights(7))
+
+
+@pytest.mark.parametrize("name", ["token", "hidden"])
+def test_as_many_drafts_as_a_step_has(simulation: Simulation, name: str) -> None:
+    rng = np.random.default_rng(7)
+    accepted = []
+    for _ in range(8):
+        step = random_step(rng, drafts=MAX_DRAFTS, vocab=6)
+        of_client, of_provider = token_inputs(step, rng)
+        client, _ = two_parties(simulation, name, step.weights * UNIT, of_client, of_provider)
+        expected = model(step, Widths.of_weights(6))
+        assert (int(client.outcome.accepted), int(client.outcome.token)) == expected
+        accepted.append(expected[0])
+    assert len(set(accepted)) > 2
 
 
 @pytest.mark.parametrize("name", ["token", "hidden"])

@@ -12,15 +12,14 @@ from protocols.verification.distribution import Sampling
 from protocols.verification.variants import Verifier
 from spu_llm.core.errors import InputError
 from spu_llm.core.op import Functionality
+from spu_llm.systems.decoding.limits import MAX_CANDIDATES, MAX_DRAFTS, MAX_NEW_TOKENS
 from spu_llm.systems.program import SystemPromptShape
 
 if TYPE_CHECKING:
     from spu_llm.systems.decoding.judges import Judge
     from spu_llm.systems.decoding.session_shape import ModelPart
 
-MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
 MAX_PREFIX_TOKENS = LARGEST_PUBLIC  # which a setting of a session holds
-MAX_CANDIDATES = 16
 
 # Rows that steps write before a full block is packed again: packing takes as long to prepare as
 # several steps, and a text of 64 tokens ends before it, at 2.5 tokens a step of 8 rows.
@@ -142,8 +141,8 @@ class GenerationRequest:
             raise InputError(
                 f"--max-new-tokens must be 1 to {MAX_NEW_TOKENS}, found {self.max_new_tokens}"
             )
-        if not 0 <= self.draft_length <= 16:
-            raise InputError(f"--draft-length must be 0 to 16, found {self.draft_length}")
+        if not 0 <= self.draft_length <= MAX_DRAFTS:
+            raise InputError(f"--draft-length must be 0 to {MAX_DRAFTS}, found {self.draft_length}")
 
     def most_steps(self, config: ModelConfig) -> int:
         """Return how many secure steps there are at most: the prefill and each step write a token

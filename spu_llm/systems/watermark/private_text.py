@@ -15,8 +15,8 @@ from protocols.verification.variants import Rule
 from spu_llm.core.errors import InputError
 from spu_llm.systems.decoding.branching import Branching, Single
 from spu_llm.systems.decoding.generate import Completion
+from spu_llm.systems.decoding.limits import MAX_CANDIDATES
 from spu_llm.systems.decoding.records import CANDIDATES_ALONE, RulesModule
-from spu_llm.systems.decoding.request import MAX_CANDIDATES
 from spu_llm.systems.program import Send, read
 from spu_llm.systems.watermark.candidates import Candidates, usual_tokens
 from spu_llm.systems.watermark.cdfs import Family
