@@ -101,7 +101,8 @@ class MarkedText:
     tokens: list[int] | None = None  # of a model run here
     chunks: list[ChunkMark] | None = None  # of a key that marks by candidates
     candidates_by: str | None = None  # of a key that marks by candidates
-    # Whether this text alone has the distribution that it has without a mark; as above.
+    # Whether this text alone has the distribution that it has without a mark, as above: by samples,
+    # and with a history, since an n-gram that comes again would decide again.
     distortion_free: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -170,7 +171,7 @@ class Embedding:
         sampler = ModelSampler(config, weights, tokenizer.eos_ids, sampling, spread=options.spread)
         if scheme.method == "candidates":
             made = Made(())
-            self.so_far = lambda: _marked(made, options.candidates_by, tokenizer)
+            self.so_far = lambda: _marked(made, options, tokenizer)
             source: Sampler = sampler
             if options.candidates_by == "beam":
                 source = BeamSampler(config, weights, tokenizer.eos_ids, sampling)
@@ -229,7 +230,7 @@ class Embedding:
             )
         tokenizer = tokenizer_of(scheme, self.options.tokenizer)
         made = Made("")
-        self.so_far = lambda: _marked(made, "sample")
+        self.so_far = lambda: _marked(made, self.options)
         with _outside(self.options, on_progress) as sampler:
             self._embedder(keys, scheme, sampler, tokenizer, histories).text(
                 self.prompt,
@@ -280,12 +281,11 @@ def _outside(options: EmbedOptions, on_wait: OnWords) -> Iterator[Sampler]:
         sampler.close()
 
 
-def _marked(made: Made, by: str, tokenizer: Tokenizer | None = None) -> MarkedText:
-    """Return what was made so far, of candidates `by` CANDIDATES_BY; `tokenizer`: of tokens, where
-    it is no text yet.
-    """
+def _marked(made: Made, options: EmbedOptions, tokenizer: Tokenizer | None = None) -> MarkedText:
+    """Return what was made so far; `tokenizer`: of tokens, where it is no text yet."""
     chunks = [ChunkMark(chunk.distinct, list(chunk.seeds)) for chunk in made.chunks]
-    exact = by == "sample"
+    by = options.candidates_by
+    exact = by == "sample" and not options.no_history
     if isinstance(made.content, str):
         return MarkedText(made.content, made.reason, None, chunks, by, exact)
     assert tokenizer is not None

@@ -48,9 +48,9 @@ def add_keygen(parts: Any, run: Run) -> None:
     keygen.add_argument(
         "--stems",
         action="store_true",
-        help="units are stems of English words, without function words: with --ngram 1 or 2 a mark "
-        "outlasts other endings, function words and order, and many a paraphrase, but candidates "
-        "share more units; not with --tokenizer",
+        help="units are stems of English words, without function words: a mark outlasts other "
+        "endings and function words, with --ngram 1 also another order and many a paraphrase; "
+        "candidates share more units; not with --tokenizer",
     )
     method = keygen.add_mutually_exclusive_group()
     method.add_argument(

@@ -130,9 +130,10 @@ def test_candidates_that_are_no_samples_are_told(
     said = run("detect", text, "--key", key, "--tokenizer", PUBLIC)
     # Sixteen beams of a token are chosen as if each were as likely: the strongest mark there is.
     assert said.startswith("marked") or by == "paraphrase"
-    run("embed", *given, "--candidates", "4")
-    result = json.loads(told.read_text())
-    assert result["candidates_by"] == "sample" and result["distortion_free"] is True
+    for more, exact in (([], True), (["--no-history"], False)):
+        run("embed", *given, "--candidates", "4", *more)
+        result = json.loads(told.read_text())
+        assert result["candidates_by"] == "sample" and result["distortion_free"] is exact
 
 
 def test_stems_mark_what_a_program_writes(run: Run, tmp_path: Path) -> None:
