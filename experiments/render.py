@@ -40,6 +40,7 @@ from experiments.watermark import drawing as watermark_drawing
 from experiments.watermark import long as watermark_long
 from experiments.watermark import report as watermark_report
 from experiments.watermark import runs as watermark_runs
+from experiments.watermark import variants as watermark_variants
 from spu_llm.app.printing import show
 
 FOLDER = Path(__file__).parent
@@ -242,6 +243,9 @@ TABLES: dict[str, Tables] = {
         for name in ("watermark_drawing", "watermark_drawing_1")
     },
     "watermark_long": single("watermark_long", watermark_long.in_results, seconds=False),
+    "watermark_variants": single(
+        "watermark_variants", watermark_variants.in_results, seconds=False
+    ),
     "watermark_runs": Tables(("watermark_runs",), watermark_runs.in_results),
     "producers": printed("producers", producers.table),
     "capacity": single("capacity", capacity.in_page, seconds=False),

@@ -34,7 +34,7 @@ class Scorer:
         self._config, self._room = config, min(room or config.context, config.context)
         self._weights = jax.device_put(family_of(config).fold(params, config))
         self._run = jax.jit(functools.partial(_run, config))
-        self._chosen = jax.jit(functools.partial(_chosen, config.kv_heads))
+        self._chosen = jax.jit(functools.partial(picked_lanes, config.kv_heads))
 
     @property
     def vocab_size(self) -> int:
@@ -92,8 +92,8 @@ def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _chosen(heads: int, cache: Block, parents: jax.Array) -> Block:
-    """Select the sequences number `parents` of a cache."""
+def picked_lanes(heads: int, cache: Block, parents: jax.Array) -> Block:
+    """Select the sequences number `parents` of a cache, which may repeat."""
 
     def of(rows: jax.Array) -> jax.Array:
         by_lane = rows.reshape(-1, heads, *rows.shape[1:])
@@ -124,7 +124,7 @@ def _run(
     def whole(a: jax.Array) -> jax.Array:
         return a.reshape(a.shape[0] * a.shape[1], *a.shape[2:])
 
-    chosen = jax.tree.map(in_parts, _chosen(config.kv_heads, cache, parents))
+    chosen = jax.tree.map(in_parts, picked_lanes(config.kv_heads, cache, parents))
     scored = jax.lax.map(
         lambda part: _forward(config, weights, part[0], part[1], at, last),
         (in_parts(tokens), chosen),

@@ -19,7 +19,7 @@ import numpy as np
 from models.cache import Block
 from models.family import ModelConfig, family_of
 from models.hf import load_folded
-from models.scoring import lanes_after
+from models.scoring import lanes_after, picked_lanes
 from protocols.verification.distribution import draw
 from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.systems.watermark.baselines import (
@@ -62,7 +62,7 @@ class Lanes:
         self.positions = positions
         self._weights = jax.device_put(weights)
         self._run = jax.jit(functools.partial(_forward, self.config), donate_argnums=1)
-        self._picked = jax.jit(functools.partial(_picked, self.config.kv_heads))
+        self._picked = jax.jit(functools.partial(picked_lanes, self.config.kv_heads))
 
     def begun(self, prompts: np.ndarray) -> State:
         """Return the state after prompts: int32 [lane, token]."""
@@ -88,14 +88,6 @@ def _forward(
 ) -> tuple[jax.Array, Block]:
     out, written = lanes_after(config, weights, tokens, cache, at)
     return family_of(config).head(weights, out[:, -1]), written
-
-
-def _picked(heads: int, cache: Block, lanes: jax.Array) -> Block:
-    def of(rows: jax.Array) -> jax.Array:
-        by_lane = rows.reshape(-1, heads, *rows.shape[1:])
-        return by_lane[lanes].reshape(-1, *rows.shape[1:])
-
-    return jax.tree.map(of, cache)  # type: ignore[no-any-return]
 
 
 class AlignmentPrior(NamedTuple):

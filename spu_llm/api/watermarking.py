@@ -16,17 +16,20 @@ from protocols.verification.distribution import Sampling
 from spu_llm.api.defaults import shipped
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
+from spu_llm.systems.watermark.beams import BeamSampler
 from spu_llm.systems.watermark.embedding import Embedder, Made
 from spu_llm.systems.watermark.endpoint import HttpSampler
 from spu_llm.systems.watermark.history import History, HistoryFile, history_path
 from spu_llm.systems.watermark.keys import RIVALS, Key, Scheme, read_keys
 from spu_llm.systems.watermark.model_sampler import ModelSampler
 from spu_llm.systems.watermark.race_marks import MarkedNoise, marked_text, race_text
+from spu_llm.systems.watermark.rewriting import Rewriter
 from spu_llm.systems.watermark.rivals import check_delta, next_token
 from spu_llm.systems.watermark.sampler import CommandSampler, Sampler
 from spu_llm.systems.watermark.units import units_of
 
 OnWords = Callable[[str], None]
+CANDIDATES_BY = ("sample", "beam", "paraphrase")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class EmbedOptions:
     max_new_tokens: int = 128
     candidates: int = 16  # for a chunk and key; 0: every token, of a model run here
     chunk: int = 1  # tokens of a candidate
+    candidates_by: str = "sample"  # or, of a model run here, "beam" or "paraphrase"
+    paraphraser: Path | None = None  # the model that rewrites; the shipped public one by default
     spread: bool = False  # candidates of a model run here share their draws
     delta: float | None = None  # of a key of Kirchenbauer's scheme; the paper's by default
     temperature: float = 1.0  # of a model run here or an endpoint
@@ -57,6 +62,26 @@ class EmbedOptions:
             raise InputError(f"--candidates must be 0 (all) or more, found {self.candidates}")
         if not prompt:
             raise InputError("the prompt is empty; give at least one character of text")
+        self._check_candidates()
+
+    def _check_candidates(self) -> None:
+        by = self.candidates_by
+        if by not in CANDIDATES_BY:
+            raise InputError(f"--candidates-by must be {', '.join(CANDIDATES_BY)}, found {by!r}")
+        if self.paraphraser is not None and by != "paraphrase":
+            raise InputError("--paraphraser is for --candidates-by paraphrase; leave it out")
+        if by == "sample":
+            return
+        if self.program is not None or self.endpoint is not None:
+            raise InputError(
+                f"--candidates-by {by} is for a model run here; give --model, or leave --command "
+                "and --endpoint out"
+            )
+        if self.spread or not self.candidates:
+            raise InputError(
+                f"--candidates-by {by} draws no samples to spread, and has 1 candidate or more; "
+                "leave --spread and --candidates 0 out"
+            )
 
 
 @dataclass(frozen=True)
@@ -75,6 +100,10 @@ class MarkedText:
     finish_reason: str  # "" while it is being written
     tokens: list[int] | None = None  # of a model run here
     chunks: list[ChunkMark] | None = None  # of a key that marks by candidates
+    candidates_by: str | None = None  # of a key that marks by candidates
+    # Whether this text alone has the distribution that it has without a mark, as above: by samples,
+    # and with a history, since an n-gram that comes again would decide again.
+    distortion_free: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; those that there are not are left out."""
@@ -138,14 +167,18 @@ class Embedding:
                 f"{config.context}; shorten it to {config.context - 1} or fewer"
             )
         count = min(options.max_new_tokens, room)
-        sampler = ModelSampler(
-            config, weights, tokenizer.eos_ids, Sampling(options.temperature), spread=options.spread
-        )
+        sampling = Sampling(options.temperature)
+        sampler = ModelSampler(config, weights, tokenizer.eos_ids, sampling, spread=options.spread)
         if scheme.method == "candidates":
             made = Made(())
-            self.so_far = lambda: _marked(made, tokenizer)
+            self.so_far = lambda: _marked(made, options, tokenizer)
+            source: Sampler = sampler
+            if options.candidates_by == "beam":
+                source = BeamSampler(config, weights, tokenizer.eos_ids, sampling)
+            elif options.candidates_by == "paraphrase":
+                source = Rewriter(sampler, self._paraphraser(tokenizer, sampling))
             decode: Callable[[Any], str] = tokenizer.decode  # of tokens, which a model writes
-            self._embedder(keys, scheme, sampler, tokenizer, histories).text(
+            self._embedder(keys, scheme, source, tokenizer, histories).text(
                 prompt,
                 count,
                 Stops.of(options.stop, tokenizer),
@@ -154,6 +187,10 @@ class Embedding:
                 made,
             )
             return self.so_far()
+        if options.candidates_by != "sample":
+            raise InputError(
+                f"a key of the method {scheme.method} has no candidates; leave --candidates-by out"
+            )
         if len(keys) > 1 or options.stop:
             raise InputError(f"a key of the method {scheme.method} marks alone, and without --stop")
         on_progress("writing")
@@ -167,6 +204,17 @@ class Embedding:
             tokens, ended = race_text(sampler.distribution, noise, prompt, count, tokenizer.eos_ids)
             noise.finish(tokens)
         return MarkedText(tokenizer.decode(tokens), "eos" if ended else "length", list(tokens))
+
+    def _paraphraser(self, tokenizer: Tokenizer, sampling: Sampling) -> ModelSampler:
+        """Return the model that rewrites samples; InputError where it has other tokens."""
+        directory = self.options.paraphraser or shipped("public")
+        if Tokenizer.load(directory).digest != tokenizer.digest:
+            raise InputError(
+                f"{directory} has another tokenizer than the model; give --paraphraser, a model "
+                "with the same"
+            )
+        config, weights = load_folded(directory)
+        return ModelSampler(config, weights, tokenizer.eos_ids, sampling)
 
     def _from_outside(
         self,
@@ -182,7 +230,7 @@ class Embedding:
             )
         tokenizer = tokenizer_of(scheme, self.options.tokenizer)
         made = Made("")
-        self.so_far = lambda: _marked(made)
+        self.so_far = lambda: _marked(made, self.options)
         with _outside(self.options, on_progress) as sampler:
             self._embedder(keys, scheme, sampler, tokenizer, histories).text(
                 self.prompt,
@@ -233,14 +281,16 @@ def _outside(options: EmbedOptions, on_wait: OnWords) -> Iterator[Sampler]:
         sampler.close()
 
 
-def _marked(made: Made, tokenizer: Tokenizer | None = None) -> MarkedText:
+def _marked(made: Made, options: EmbedOptions, tokenizer: Tokenizer | None = None) -> MarkedText:
     """Return what was made so far; `tokenizer`: of tokens, where it is no text yet."""
     chunks = [ChunkMark(chunk.distinct, list(chunk.seeds)) for chunk in made.chunks]
+    by = options.candidates_by
+    exact = by == "sample" and not options.no_history
     if isinstance(made.content, str):
-        return MarkedText(made.content, made.reason, None, chunks)
+        return MarkedText(made.content, made.reason, None, chunks, by, exact)
     assert tokenizer is not None
     tokens = list(made.content)
-    return MarkedText(tokenizer.decode(tokens), made.reason, tokens, chunks)
+    return MarkedText(tokenizer.decode(tokens), made.reason, tokens, chunks, by, exact)
 
 
 def tokenizer_of(scheme: Scheme, directory: Path | None) -> Tokenizer | None:

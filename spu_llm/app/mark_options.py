@@ -45,6 +45,13 @@ def add_keygen(parts: Any, run: Run) -> None:
         metavar="DIR",
         help="units are this model's tokens (default: words, whatever writes them)",
     )
+    keygen.add_argument(
+        "--stems",
+        action="store_true",
+        help="units are stems of English words, without function words: a mark outlasts other "
+        "endings and function words, with --ngram 1 also another order and many a paraphrase; "
+        "candidates share more units; not with --tokenizer",
+    )
     method = keygen.add_mutually_exclusive_group()
     method.add_argument(
         "--race",
@@ -120,6 +127,21 @@ def add_embed(parts: Any, run: Run) -> None:
         default=CHUNK,
         metavar="K",
         help="tokens of a candidate (default: %(default)s)",
+    )
+    embed.add_argument(
+        "--candidates-by",
+        default="sample",
+        metavar="HOW",
+        help="sample: as the model draws; of a model run here also beam: the M most probable "
+        "continuations, or paraphrase: one sample that a cheaper model rewrites M times. With "
+        "these two the text no longer has the model's distribution (default: %(default)s)",
+    )
+    embed.add_argument(
+        "--paraphraser",
+        type=Path,
+        metavar="DIR",
+        help="of --candidates-by paraphrase: the model that rewrites blocks of the sample, with "
+        "the same tokens (default: the shipped public one)",
     )
     embed.add_argument(
         "--spread",

@@ -138,6 +138,10 @@ STUDIES = {
         "experiments.watermark.drawing",
         "a watermark: how its candidates are best drawn, at equal numbers of them",
     ),
+    "experiment watermark-variants": (
+        "experiments.watermark.variants",
+        "a watermark: beams and paraphrases as candidates, stems as units, a model's paraphrase",
+    ),
     "experiment split": (
         "experiments.split.runs",
         "split models: a token by mode, beside all on shares",

@@ -40,8 +40,10 @@ def _keygen(options: argparse.Namespace) -> None:
     from spu_llm.systems.watermark.cdfs import Family
     from spu_llm.systems.watermark.keys import Key, Scheme, write_key
 
+    if options.stems and options.tokenizer:
+        raise InputError("units are stems or a model's tokens; give --stems or --tokenizer")
     digest = Tokenizer.load(options.tokenizer).digest if options.tokenizer else ""
-    units = "tokens" if options.tokenizer else "words"
+    units = "tokens" if options.tokenizer else "stems" if options.stems else "words"
     method = options.scheme or "candidates"
     if options.race or options.provider:
         method = "race" if options.race else "provider"

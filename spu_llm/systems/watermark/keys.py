@@ -24,7 +24,7 @@ from spu_llm.systems.watermark.cdfs import Family
 
 FORMAT = 1
 MAX_NGRAM = 32
-UNITS = ("tokens", "words")
+UNITS = ("tokens", "words", "stems")
 RIVALS = ("aaronson", "kirchenbauer", "kuditipudi")
 METHODS = ("candidates", "race", "provider", *RIVALS)
 _HALF = 8  # bytes: of a digest's number, and of its name
@@ -56,7 +56,7 @@ class Scheme:
         if not 1 <= self.ngram <= MAX_NGRAM:
             raise InputError(f"the length of n-grams must be 1 to {MAX_NGRAM}, found {self.ngram}")
         if self.units not in UNITS:
-            raise InputError(f"units are {' or '.join(UNITS)}, not {self.units!r}")
+            raise InputError(f"units are {', '.join(UNITS)}, not {self.units!r}")
         if self.method not in METHODS:
             raise InputError(f"methods are {', '.join(METHODS)}, not {self.method!r}")
         if self.method != "candidates" and self.units != "tokens":

@@ -24,6 +24,7 @@ from spu_llm.systems.watermark.sampler import Drawn
 from spu_llm.systems.watermark.units import Content
 
 _WIDTH = 16  # tokens that the trunk takes at a time
+ANY = -1  # in the place of a given token: the model draws it
 
 
 class ModelSampler:
@@ -55,18 +56,27 @@ class ModelSampler:
         self._seen: list[int] = []
 
     def sample(self, prefix: Content, n: int, max_tokens: int) -> list[Drawn]:
-        tokens = _tokens(prefix)
-        if len(tokens) + max_tokens > self.context:
-            raise InputError(
-                f"{len(tokens)} tokens and {max_tokens} more do not fit the model's context of "
-                f"{self.context}; shorten the prompt, or ask for fewer"
-            )
+        return self.completed(prefix, np.full((n, max_tokens), ANY))
+
+    def completed(self, prefix: Content, given: np.ndarray) -> list[Drawn]:
+        """Draw candidates of which some tokens are given: int [candidate, place], ANY where the
+        model draws, after the prefix and what stands before the place.
+        """
+        tokens, (n, count) = _tokens(prefix), given.shape
+        self._check_room(tokens, count)
         first = self.distribution(prefix)
         drawn = self._draw(np.broadcast_to(first, (n, self.vocab)), np.zeros(n, int))
-        made = drawn[:, None]
-        if max_tokens > 1:
-            made = self._go_on(made, len(tokens), max_tokens)
+        made = np.where(given[:, 0] == ANY, drawn, given[:, 0])[:, None]
+        if count > 1:
+            made = self._go_on(made, len(tokens), given)
         return [self._cut(row) for row in made.tolist()]
+
+    def _check_room(self, tokens: list[int], more: int) -> None:
+        if len(tokens) + more > self.context:
+            raise InputError(
+                f"{len(tokens)} tokens and {more} more do not fit the model's context of "
+                f"{self.context}; shorten the prompt, or ask for fewer"
+            )
 
     def distribution(self, prefix: Content) -> np.ndarray:
         """Return the probabilities float64 [vocab] of the next token."""
@@ -86,11 +96,11 @@ class ModelSampler:
         self._seen = list(tokens)
         return np.asarray(logits)[0]
 
-    def _go_on(self, made: np.ndarray, at: int, count: int) -> np.ndarray:
-        """Continue the candidates to `count` tokens each, or until all have ended; tokens after an
-        end mean nothing.
+    def _go_on(self, made: np.ndarray, at: int, given: np.ndarray) -> np.ndarray:
+        """Continue the candidates by tokens as `given`, to as many each, or until all have ended;
+        tokens after an end mean nothing.
         """
-        n = len(made)
+        n, count = given.shape
         cache = self._widened(self._trunk, n)
         ended = np.isin(made[:, 0], list(self.ends))
         for i in range(1, count):
@@ -106,6 +116,7 @@ class ModelSampler:
             p = np.stack([self._sampling.distribution(row) for row in np.asarray(logits)])
             _, alike = np.unique(made, axis=0, return_inverse=True)
             drawn = self._draw(p, alike.reshape(-1))
+            drawn = np.where(given[:, i] == ANY, drawn, given[:, i])
             made = np.concatenate([made, drawn[:, None]], axis=1)
             ended |= np.isin(drawn, list(self.ends))
         return made

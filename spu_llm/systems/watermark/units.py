@@ -1,22 +1,25 @@
 """What n-grams are made of: tokens of a model, or words of the text, which no tokenizer has to be
 known for, and which stay when somebody changes spaces, line breaks or capitals, decomposes accents
-or puts invisible characters in (`plain`).
+or puts invisible characters in (`plain`); or stems of the words that carry meaning, which also stay
+when endings, function words or punctuation change (`stems`).
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, cast
 
 from models.tokenizer import Tokenizer
 from spu_llm.systems.watermark.keys import token_unit
 from spu_llm.systems.watermark.plain import plain
+from spu_llm.systems.watermark.stems import is_function_word, stem
 
 # What a sampler writes: token ids, or text.
 Content = tuple[int, ...] | str
 _WORD = re.compile(r"\w+|[^\w\s]")
+_WORD_ALONE = re.compile(r"\w+")
 
 
 class Unit(NamedTuple):
@@ -94,9 +97,30 @@ class WordUnits:
         ]
 
 
+class StemUnits(WordUnits):
+    """Stems of words, without function words and signs: a small kind of the semantic units that
+    the paper sketches (§3, extensions).
+    """
+
+    def placed(self, text: str) -> list[Unit]:
+        units = []
+        for unit in super().placed(text):
+            word = unit.value.decode("utf-8", "surrogatepass")
+            if _WORD_ALONE.fullmatch(word) and not is_function_word(word):
+                units.append(unit._replace(value=stem(word).encode("utf-8", "surrogatepass")))
+        return units
+
+
+_KINDS: dict[str, Callable[[Tokenizer | None], Units]] = {
+    "tokens": TokenUnits,
+    "words": WordUnits,
+    "stems": StemUnits,
+}
+
+
 def units_of(name: str, tokenizer: Tokenizer | None) -> Units:
     """Return the units of a scheme, by their name in it (`keys.Scheme.units`)."""
-    return TokenUnits(tokenizer) if name == "tokens" else WordUnits(tokenizer)
+    return _KINDS[name](tokenizer)
 
 
 def _folded(word: str) -> str:

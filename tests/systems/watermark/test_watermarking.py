@@ -114,6 +114,38 @@ def test_a_race_is_marked_without_candidates(run: Run, endless: Path, tmp_path: 
     assert run("detect", text, "--key", key, "--tokenizer", PUBLIC).startswith("marked")
 
 
+@pytest.mark.parametrize(("by", "chunk"), [("beam", 1), ("paraphrase", 8)])
+def test_candidates_that_are_no_samples_are_told(
+    run: Run, endless: Path, tmp_path: Path, by: str, chunk: int
+) -> None:
+    """The record says that the text does not have the model's distribution."""
+    key, told, text = tmp_path / "key", tmp_path / "made.json", tmp_path / "text"
+    run("keygen", "--out", key, "--tokenizer", PUBLIC)
+    given = ["--key", key, "--model", endless, "--json", told, "--max-new-tokens", "64"]
+    run("embed", *given, "--chunk", chunk, "--candidates-by", by)
+    result = json.loads(told.read_text())
+    assert result["candidates_by"] == by and result["distortion_free"] is False
+    assert len(result["tokens"]) == 64 and len(result["chunks"]) == 64 // chunk
+    text.write_text(result["text"])
+    said = run("detect", text, "--key", key, "--tokenizer", PUBLIC)
+    # Sixteen beams of a token are chosen as if each were as likely: the strongest mark there is.
+    assert said.startswith("marked") or by == "paraphrase"
+    for more, exact in (([], True), (["--no-history"], False)):
+        run("embed", *given, "--candidates", "4", *more)
+        result = json.loads(told.read_text())
+        assert result["candidates_by"] == "sample" and result["distortion_free"] is exact
+
+
+def test_stems_mark_what_a_program_writes(run: Run, tmp_path: Path) -> None:
+    key, text = tmp_path / "key", tmp_path / "text"
+    run("keygen", "--out", key, "--ngram", "2", "--stems")
+    assert json.loads(key.read_text())["units"] == "stems"
+    command = shlex.join([sys.executable, "-c", PROGRAM])
+    made = run("embed", "--key", key, "--command", command, "--max-new-tokens", "60")
+    text.write_text(made.replace(" ", " of the "))
+    assert run("detect", text, "--key", key).startswith("marked")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -121,6 +153,13 @@ def test_a_race_is_marked_without_candidates(run: Run, endless: Path, tmp_path: 
         (["keygen", "--out", "new", "--ngram", "0"], ["1 to 32"]),
         (["keygen", "--out", "new", "--race"], ["race marks tokens"]),
         (["keygen", "--out", "new", "--family", "cauchy"], ["choose from"]),
+        (["keygen", "--out", "new", "--stems", "--tokenizer", PUBLIC], ["--stems or"]),
+        (["keygen", "--out", "new", "--stems", "--scheme", "aaronson"], ["marks tokens"]),
+        (["embed", "--key", "words", "--candidates-by", "guess"], ["sample, beam"]),
+        (["embed", "--key", "words", "--candidates-by", "beam", "--spread"], ["--spread"]),
+        (["embed", "--key", "words", "--candidates-by", "beam", "--command", "x"], ["--model"]),
+        (["embed", "--key", "words", "--paraphraser", "x"], ["--paraphraser"]),
+        (["embed", "--key", "race", "--candidates-by", "beam"], ["no candidates"]),
         (["embed", "--key", "none"], ["keygen makes one"]),
         (["embed", "--key", "text"], ["damaged"]),
         (["embed", "--key", "words", "--key", "words"], ["different ones"]),
@@ -160,6 +199,7 @@ def test_what_is_refused(
     run("keygen", "--out", "words")
     run("keygen", "--out", "tokens", "--tokenizer", PUBLIC)
     run("keygen", "--out", "kept")
+    run("keygen", "--out", "race", "--race", "--tokenizer", str(shipped("private")))
     contents = {"text": b"some text", "empty": b" \n", "latin": b"caf\xe9", "kept.history": b"x"}
     for name, data in contents.items():
         Path(name).write_bytes(data)
