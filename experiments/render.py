@@ -225,6 +225,7 @@ TABLES: dict[str, Tables] = {
     "dp_text_more": single("dp_text_more", dp_text_report.in_results, seconds=False),
     "noir": single("noir", noir_report.in_results, seconds=False),
     "noir_more": single("noir_more", noir_report.in_results, seconds=False),
+    "noir_codebooks": single("noir_codebooks", noir_report.in_results, seconds=False),
     "noir_parts": single("noir_parts", noir_parts.in_results, seconds=False),
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),
     "split_programs": single("split_programs", split_programs.in_results, seconds=False),
