@@ -5,7 +5,9 @@ client's weights (`spu_llm.systems.split.attacks.views`); what a provider receiv
 these rows, up to the rounding of the precision on the wire. noir without --secrets: the codebook is
 drawn, and nothing is tuned.
 
-Mode mpc: a real session (`spu_llm.attacks.split_views`).
+Mode mpc: a real session (`spu_llm.attacks.split_views`). Of the client's rows its host sees how
+many they are, and a uniform word for each of their numbers. Each attack is run on these words, and
+on the words that they hide (mode "mpc, unmasked"), where it shows what it would find.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
 from spu_llm.systems.outcome import AttackOutcome
 from spu_llm.systems.split import ltokenizer, vocabulary
-from spu_llm.systems.split.attacks import adversarial, beginnings, reading, suite
+from spu_llm.systems.split.attacks import adversarial, beginnings, norms, reading, suite
 from spu_llm.systems.split.attacks.own_codebooks import CodebookInverter, Drawing
 from spu_llm.systems.split.attacks.suite import Session, Tuned
 from spu_llm.systems.split.attacks.trained import Inverters
@@ -133,30 +135,35 @@ def _tuned(wanted: AttackConfig, setting: Setting) -> Client:
 
 def mpc(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Attack mode mpc, in a real session of two processes: the words that the provider received,
-    decoded as fixed point, in place of rows. There is no tuning.
+    decoded as the normalised rows that they hide, in place of rows; then the same words without
+    their masks. There is no tuning.
     """
     setting = setting_of(wanted)
     sample = _texts(wanted, setting, wanted.prompts)
     of_a9 = _wants(wanted.attacks, "a9")
     more = [*sample.alike, *sample.prefixed] if of_a9 else []
-    words = views_of_middle(
+    views = views_of_middle(
         wanted.model, setting.public.split, [*sample.attacked, *more], wanted.on_stage
     )
-    rows = [as_rows(of_text, SpuConfig().frac_bits) for of_text in words]
+    inverters = Inverters(setting.public, seed=wanted.seed)
     ends = np.cumsum([len(sample.attacked), len(sample.alike)])
-    seen, alike, prefixed = (HostView(rows[part]) for part in map(slice, [0, *ends], [*ends, None]))
-    session = Session(
-        "mpc",
-        seen,
-        Inverters(setting.public, seed=wanted.seed),
-        sample.attacked,
-        PROMPT,
-        TEMPLATE,
-        sample.others,
-        (alike, sample.alike) if of_a9 else None,
-        prefixed if of_a9 else None,
-    )
-    yield from _attacked(wanted, session, wanted.attacks)
+    parts = [*map(slice, [0, *ends], [*ends, None])]
+    for mode, words in (("mpc", views.received), ("mpc, unmasked", views.unmasked)):
+        normed = [as_rows(of_text, SpuConfig().frac_bits) for of_text in words]
+        rows = norms.before_norm(setting.public, normed)
+        seen, alike, prefixed = (HostView(rows[part]) for part in parts)
+        session = Session(
+            mode,
+            seen,
+            inverters,
+            sample.attacked,
+            PROMPT,
+            TEMPLATE,
+            sample.others,
+            (alike, sample.alike) if of_a9 else None,
+            prefixed if of_a9 else None,
+        )
+        yield from _attacked(wanted, session, wanted.attacks)
 
 
 def _drawn(wanted: AttackConfig, setting: Setting) -> Client:
