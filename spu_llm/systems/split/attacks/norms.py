@@ -1,8 +1,8 @@
-"""Boundary rows from normalised ones: what a host on shares would see, were nothing masked.
+"""Boundary rows estimated from normalised ones, which a host on shares would see without masks.
 
 The first norm of the middle is the client's own work, so that what its first product takes has lost
 the size of each row, and nothing else: weights are folded, and a norm is a division by the root
-mean square. A row's size follows well enough from its direction: the logarithm of it is fitted to
+mean square. A row's size follows well enough from its direction: its logarithm is fitted to
 normalised rows of public text, by ridge regression.
 """
 
