@@ -31,6 +31,7 @@ from experiments.fidelity import answers, logits
 from experiments.fidelity import pieces as fidelity
 from experiments.gateway import chatting
 from experiments.gateway import report as gateway_report
+from experiments.split import client as split_client
 from experiments.split import parts as noir_parts
 from experiments.split import programs as split_programs
 from experiments.split import report as noir_report
@@ -233,10 +234,14 @@ TABLES: dict[str, Tables] = {
     "dp_text_smollm2": Tables(("dp_text_smollm2",), dp_text_report.with_seconds, seconds=False),
     "noir": single("noir", noir_report.in_results, seconds=False),
     "noir_more": single("noir_more", noir_report.in_results, seconds=False),
+    "noir_codebooks": single("noir_codebooks", noir_report.in_results, seconds=False),
     "noir_parts": single("noir_parts", noir_parts.in_results, seconds=False),
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),
     "split_programs": single("split_programs", split_programs.in_results, seconds=False),
     "split_runs": Tables(("split_runs",), split_runs.in_results),
+    "split_client": Tables(
+        ("split_client", "split_client_smollm2"), split_client.in_results, seconds=False
+    ),
     "watermark": single("watermark", watermark_report.in_results, seconds=False),
     **{
         name: printed(name, watermark_drawing.table, seconds=False)

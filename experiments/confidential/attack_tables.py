@@ -16,7 +16,11 @@ NAMES = tuple(
     if mode in attack.runs and mode not in SPLIT_MODES
 )
 # What was run later of each mode is in files of its own.
-SPLIT_NAMES = tuple(f"attack_noir_{mode}{more}" for more in ("", "_more") for mode in SPLIT_MODES)
+SPLIT_NAMES = tuple(
+    f"attack_noir_{mode}{more}"
+    for more in ("", "_more", "_places", "_codebooks")
+    for mode in SPLIT_MODES
+)
 
 
 def _successes(outcome: dict[str, Any]) -> str:

@@ -42,6 +42,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.split import ltokenizer, vocabulary
 from spu_llm.systems.split.attacks import suite, views
+from spu_llm.systems.split.attacks.own_codebooks import Drawing
 from spu_llm.systems.split.boundary import Boundary
 from spu_llm.systems.split.ends import table_of
 from spu_llm.systems.split.modes import BACK, CODEBOOK, ENDS, PERMUTATION
@@ -148,7 +149,10 @@ class PartsStudy:
         x = views.front_of(front, config, jnp.asarray(self.corpus.evaluated[:, :-1]))
         outcomes = []
         if cell.attacked:
-            seen = attacks.Client(front, back, labels if hidden else None)
+            drawing = Drawing(plan.mechanism, plan.epsilon * config.width)
+            seen = attacks.Client(
+                front, back, labels if hidden else None, drawing if codebook is not None else None
+            )
             outcomes = [as_dict(o) for o in self.attacker.outcomes(cell.name, seen, plan.attacks)]
         return {
             **asdict(cell),

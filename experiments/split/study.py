@@ -38,6 +38,7 @@ from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.systems.outcome import AttackOutcome
 from spu_llm.systems.split import ltokenizer, vocabulary
 from spu_llm.systems.split.attacks import suite, views
+from spu_llm.systems.split.attacks.own_codebooks import Drawing
 from spu_llm.systems.split.baselines import snd, t2t
 from spu_llm.systems.split.baselines.noise import NOISES
 from spu_llm.systems.split.boundary import Boundary
@@ -189,7 +190,10 @@ class Study:
         }
         outcomes = []
         if cell.rounds or cell.mechanism == NONE:  # nobody generates with ends that are not tuned
-            seen = split.Client(front, back, None if cell.epsilon is None else labels)
+            seen = split.Client(front, back, None)
+            if cell.epsilon is not None:
+                drawing = Drawing(cell.mechanism, cell.epsilon * config.width)
+                seen = split.Client(front, back, labels, drawing)
             names = self.plan.attacks_on(cell.mechanism)
             outcomes = [as_dict(o) for o in self.attacker.outcomes(cell.name, seen, names)]
         return {**facts, "outcomes": outcomes}

@@ -31,12 +31,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     model = commands.private_model(options)
     progress = Progress()
     try:
-        (words,) = views_of_middle(
-            model, SPLIT, [Tokenizer.load(model).encode(TEXT)], progress.stage
-        )
+        views = views_of_middle(model, SPLIT, [Tokenizer.load(model).encode(TEXT)], progress.stage)
     finally:
         progress.close()
     # Up to 2^33 in size: whole numbers say it all.
+    (words,) = views.received
     kept = np.asarray(as_rows(words, SpuConfig().frac_bits), float).round().astype(int)
     return {"text": TEXT, "rows": kept.tolist(), "machine": asdict(machine())}
 

@@ -146,6 +146,10 @@ STUDIES = {
         "experiments.split.runs",
         "split models: a token by mode, beside all on shares",
     ),
+    "experiment split-client": (
+        "experiments.split.client",
+        "split models: the client's memory and seconds, beside those of the whole model",
+    ),
     "experiment split-view": (
         "experiments.split.view",
         "split models: what the provider receives of a text in mode mpc",

@@ -5,7 +5,9 @@ client's weights (`spu_llm.systems.split.attacks.views`); what a provider receiv
 these rows, up to the rounding of the precision on the wire. noir without --secrets: the codebook is
 drawn, and nothing is tuned.
 
-Mode mpc: a real session (`spu_llm.attacks.split_views`).
+Mode mpc: a real session (`spu_llm.attacks.split_views`). Of the client's rows its host sees how
+many they are, and a uniform word for each of their numbers. Each attack is run on these words, and
+on the words that they hide (mode "mpc, unmasked"), where it shows what it would find.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
 from spu_llm.systems.outcome import AttackOutcome
 from spu_llm.systems.split import ltokenizer, vocabulary
-from spu_llm.systems.split.attacks import adversarial, beginnings, reading, suite
+from spu_llm.systems.split.attacks import adversarial, beginnings, norms, reading, suite
+from spu_llm.systems.split.attacks.own_codebooks import CodebookInverter, Drawing
 from spu_llm.systems.split.attacks.suite import Session, Tuned
 from spu_llm.systems.split.attacks.trained import Inverters
 from spu_llm.systems.split.attacks.views import HostView, Middle, Public, Texts, of_front, of_tuning
+from spu_llm.systems.split.beginning import NONE
 from spu_llm.systems.split.ends import client_ends, table_of, with_table, without_table
 from spu_llm.systems.split.secure_viewed import as_rows
 from spu_llm.systems.split.state import ClientSecrets
@@ -49,11 +53,14 @@ BUDGET = 13 / 4096  # of a feature: the paper's epsilon and width
 
 
 class Client(NamedTuple):
-    """front, back: folded weights; relabelled: LTokenizer's label of each token."""
+    """front, back: folded weights; relabelled: LTokenizer's label of each token; drawing: how the
+    codebook was drawn, where there is one.
+    """
 
     front: Params
     back: Params
     relabelled: np.ndarray | None
+    drawing: Drawing | None = None
 
 
 class Setting(NamedTuple):
@@ -117,52 +124,59 @@ def _tuned(wanted: AttackConfig, setting: Setting) -> Client:
         )
     front, _ = client_ends(setting.params, config, public.split, secrets.codebook)
     _, table = without_table(front, config)
+    drawn = secrets.mechanism != NONE
     return Client(
-        with_table(secrets.front, table, config), secrets.back, np.asarray(secrets.permutation)
+        with_table(secrets.front, table, config),
+        secrets.back,
+        np.asarray(secrets.permutation),
+        Drawing(secrets.mechanism, secrets.epsilon) if drawn else None,
     )
 
 
 def mpc(wanted: AttackConfig) -> Iterator[AttackOutcome]:
     """Attack mode mpc, in a real session of two processes: the words that the provider received,
-    decoded as fixed point, in place of rows. There is no tuning.
+    decoded as the normalised rows that they hide, in place of rows; then the same words without
+    their masks. There is no tuning.
     """
     setting = setting_of(wanted)
     sample = _texts(wanted, setting, wanted.prompts)
     of_a9 = _wants(wanted.attacks, "a9")
     more = [*sample.alike, *sample.prefixed] if of_a9 else []
-    words = views_of_middle(
+    views = views_of_middle(
         wanted.model, setting.public.split, [*sample.attacked, *more], wanted.on_stage
     )
-    rows = [as_rows(of_text, SpuConfig().frac_bits) for of_text in words]
+    inverters = Inverters(setting.public, seed=wanted.seed)
     ends = np.cumsum([len(sample.attacked), len(sample.alike)])
-    seen, alike, prefixed = (HostView(rows[part]) for part in map(slice, [0, *ends], [*ends, None]))
-    session = Session(
-        "mpc",
-        seen,
-        Inverters(setting.public, seed=wanted.seed),
-        sample.attacked,
-        PROMPT,
-        TEMPLATE,
-        sample.others,
-        (alike, sample.alike) if of_a9 else None,
-        prefixed if of_a9 else None,
-    )
-    yield from _attacked(wanted, session, wanted.attacks)
+    parts = [*map(slice, [0, *ends], [*ends, None])]
+    for mode, words in (("mpc", views.received), ("mpc, unmasked", views.unmasked)):
+        normed = [as_rows(of_text, SpuConfig().frac_bits) for of_text in words]
+        rows = norms.before_norm(setting.public, normed)
+        seen, alike, prefixed = (HostView(rows[part]) for part in parts)
+        session = Session(
+            mode,
+            seen,
+            inverters,
+            sample.attacked,
+            PROMPT,
+            TEMPLATE,
+            sample.others,
+            (alike, sample.alike) if of_a9 else None,
+            prefixed if of_a9 else None,
+        )
+        yield from _attacked(wanted, session, wanted.attacks)
 
 
 def _drawn(wanted: AttackConfig, setting: Setting) -> Client:
     config, params, public = setting[:3]
     prg = Prg.from_seed(wanted.seed, "attack noir")
-    epsilon = BUDGET * config.width if wanted.epsilon is None else wanted.epsilon
-    wanted.on_stage(f"codebook, {wanted.mechanism or vocabulary.DEFAULT}, epsilon {epsilon:g}")
-    table = vocabulary.draw_codebook(
-        table_of(params, config),
+    drawing = Drawing(
         wanted.mechanism or vocabulary.DEFAULT,
-        epsilon,
-        prg.child("codebook"),
+        BUDGET * config.width if wanted.epsilon is None else wanted.epsilon,
     )
+    wanted.on_stage(f"codebook, {drawing.mechanism}, epsilon {drawing.epsilon:g}")
+    table = vocabulary.draw_codebook(table_of(params, config), *drawing, prg.child("codebook"))
     tau = ltokenizer.Permutation.draw(config.vocab_size, prg.child("permutation"))
-    return Client(*client_ends(params, config, public.split, table), tau.forward)
+    return Client(*client_ends(params, config, public.split, table), tau.forward, drawing)
 
 
 class Attacker:
@@ -175,6 +189,7 @@ class Attacker:
         self._wanted = wanted
         self.setting = setting_of(wanted)
         self.inverters = Inverters(self.setting.public, seed=wanted.seed)
+        self._codebooks: dict[Drawing, CodebookInverter] = {}
         self._sample = _texts(wanted, self.setting, 2 * PAIRS)
         self.texts = self._sample.attacked
 
@@ -197,6 +212,8 @@ class Attacker:
         if _wants(names, "a9"):
             alike = seen(sample.alike), sample.alike
             session = replace(session, beginnings=alike, prefixed=seen(sample.prefixed))
+        if client.drawing is not None:
+            session = replace(session, codebooks=self._inverter_for(client.drawing))
         if _wants(names, "a4", "a11", "a12"):
             honest, adverse = tuned_by(public.middle), tuned_by(adversarial.middle(public))
             tuned = Tuned(honest, adverse, sample.tuning, client.relabelled)
@@ -207,6 +224,15 @@ class Attacker:
         """Yield what a host finds out from rows of the texts alone."""
         session = self._session(mode, HostView(rows))
         yield from _attacked(self._wanted, session, self._wanted.attacks)
+
+    def _inverter_for(self, drawing: Drawing) -> CodebookInverter:
+        """Return the inverter for codebooks of a drawing, the same for all clients."""
+        setting = self.setting
+        if drawing not in self._codebooks:
+            self._codebooks[drawing] = CodebookInverter(
+                setting.public, setting.params, drawing, seed=self._wanted.seed
+            )
+        return self._codebooks[drawing]
 
     def _session(self, mode: str, seen: HostView) -> Session:
         return Session(

@@ -76,7 +76,10 @@ def add_command(commands: Any) -> None:
     )
     split = parser.add_argument_group("of split models")
     split.add_argument(
-        "--attack", default="", metavar="NAME,...", help="a1 to a6, a8 to a12 (default: all)"
+        "--attack",
+        default="",
+        metavar="NAME,...",
+        help="a1 to a6, a8 to a12, a1-codebooks (default: all)",
     )
     split.add_argument(
         "--split",

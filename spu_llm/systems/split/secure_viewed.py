@@ -1,6 +1,7 @@
 """What the provider really receives of the boundary rows when the middle runs on shares: a prefill
-and a few steps of texts, whose worker tells of the words that came. For attacks, which try what can
-be read off them.
+and a few steps of texts, whose worker tells of the words that came. The client's worker tells of
+the words that they hide. For attacks, which try what can be read off the former, and show on the
+latter that they would read them.
 
 The client's rows x stay with it: the first norm is its own work, and what comes is the norm's
 result in fixed point under a mask of the client's, uniform over the words whose lowest SPARE_BITS
@@ -23,8 +24,10 @@ from models.family import ModelConfig, Params
 from models.hf import load_model
 from models.split import Split
 from protocols.arithmetic.product import LIFT
+from protocols.bits.convert import as_arith
+from spu_llm.compiler.plan import OpCall
 from spu_llm.core.channel import Channel
-from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.core.values import CLIENT, PROVIDER, Value
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding import viewed
 from spu_llm.systems.decoding.completion import held_weights
@@ -75,8 +78,8 @@ PROGRAM = Program(
 def run(
     session: PartySession, job: Job[ViewedMiddleRequest, ViewedMiddleInputs], send: Send
 ) -> dict[str, Any]:
-    """Run the texts. After each text the provider sends an event "seen" with `words`, uint64 [n, d]
-    in base64.
+    """Run the texts. After each text both send an event "seen" with `words`, uint64 [n, d] in
+    base64 (`first_words`).
     """
     config, asked = job.model, job.request
     with session.meter.in_phase("offline"):
@@ -87,14 +90,14 @@ def run(
     for i, length in enumerate(asked.prompt_tokens):
         send("stage", name=f"text {i + 1} of {len(asked.prompt_tokens)}")
         text = None if texts is None else texts[i]
-        words = received(session, config, asked.split, weights, params, text, length, asked.steps)
-        if words is not None:
-            seen = base64.b64encode(words.tobytes()).decode("ascii")
-            send("seen", words=seen, shape=list(words.shape))
+        of_text = params, text, length, asked.steps
+        words = first_words(session, config, asked.split, weights, *of_text)
+        seen = base64.b64encode(words.tobytes()).decode("ascii")
+        send("seen", words=seen, shape=list(words.shape))
     return {"learned": session.ledger.learned()}
 
 
-def received(
+def first_words(
     session: PartySession,
     config: ModelConfig,
     split: Split,
@@ -103,9 +106,10 @@ def received(
     text: Sequence[int] | None,
     prompt: int,
     steps: int,
-) -> np.ndarray | None:
-    """Return the words uint64 [prompt + steps, d] of one text that the provider received; None at
-    the client, who brings its parameters and the text.
+) -> np.ndarray:
+    """Return, of the first product of each forward of one text, the words uint64
+    [prompt + steps, d] that the provider received; at the client, who brings its parameters and the
+    text, the words that were under its masks.
     """
     rows = prompt + steps
     layout = SessionShape(config, (prompt,), (rows,), part=Middle(split))
@@ -131,11 +135,8 @@ def received(
             else:
                 # Every row stays: both know the positions.
                 decoder.step(given, _NOTHING, np.ones((1, 1), bool))
-        if session.rank == PROVIDER:
-            size = 8 * count * config.width
-            assert len(noted.first) == size, "the first message is not of the first product"
-            words.append(np.frombuffer(noted.first, np.uint64).reshape(count, config.width))
-    return np.concatenate(words) if words else None
+        words.append(noted.words(count, config.width))
+    return np.concatenate(words)
 
 
 def as_rows(words: np.ndarray, frac_bits: int) -> np.ndarray:
@@ -146,27 +147,38 @@ def as_rows(words: np.ndarray, frac_bits: int) -> np.ndarray:
 
 
 class _Noted:
-    """The first message that comes within a forward, but for those of what is made for it on the
-    way: at the provider that of the first product.
+    """The first product of a forward. At the provider the first message that comes, but for those
+    of what is made for it on the way; at the client the words that it hides, lifted.
     """
 
     def __init__(self, session: PartySession) -> None:
-        self._party, self._meter = session.party, session.meter
-        self.first = b""
+        self._party, self._meter, self._executor = session.party, session.meter, session.executor
+        self._first, self._hidden = b"", b""
+
+    def words(self, count: int, width: int) -> np.ndarray:
+        """Return the words uint64 [count, width] of this party."""
+        data = self._first if self._party.rank == PROVIDER else self._hidden
+        assert len(data) == 8 * count * width, "the first message is not of the first product"
+        return np.frombuffer(data, np.uint64).reshape(count, width)
 
     def __enter__(self) -> _Noted:
         self._channel: Channel = self._party.channel
-        self._party.channel = self
+        self._party.channel, self._executor.on_op = self, self._hear
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._party.channel = self._channel
+        self._party.channel, self._executor.on_op = self._channel, lambda *call: None
+
+    def _hear(self, call: OpCall, operands: Sequence[Value], results: Sequence[Value]) -> None:
+        if self._party.rank == CLIENT and not self._hidden and call.op.name == "linear":
+            share = as_arith(self._party, operands[0])
+            self._hidden = (share.words << np.uint64(LIFT)).tobytes()
 
     def send(self, data: bytes) -> None:
         self._channel.send(data)
 
     def recv(self) -> bytes:
         data = self._channel.recv()
-        if not self.first and self._meter.phase != "offline":
-            self.first = data
+        if not self._first and self._meter.phase != "offline":
+            self._first = data
         return data

@@ -14,13 +14,17 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from models.family import logits
+from models.family import family_of, logits
 from models.gpt2 import GPT2Config
 from models.hf import load_model, save_model
 from models.split import Split
 from models.tokenizer import Tokenizer
 from spu_llm.attacks.split_views import views_of_middle
+from spu_llm.core.settings import SpuConfig
 from spu_llm.offline.silent.ring import SPARE_BITS
+from spu_llm.systems.split.attacks import inversion, norms
+from spu_llm.systems.split.attacks.views import HostView, Public
+from spu_llm.systems.split.secure_viewed import as_rows
 from tests.kit.models import PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S, RUN_S
@@ -49,6 +53,19 @@ def client(role: str, pair: Pair, port: int, *more: str) -> list[str]:
     address = ["--server", f"127.0.0.1:{port}", "--draft-model", str(pair.public)]
     asked = ["--prompt", PROMPT, "--max-new-tokens", str(NEW), "--draft-length", str(DRAFTS)]
     return command(role, pair, *address, *asked, *more)
+
+
+def check_hidden(model: Path, texts: list[list[int]], unmasked: list[np.ndarray]) -> None:
+    """Check that what is under the masks of these texts, each run twice, is their fronts' rows
+    after a norm, and that a host which saw it would read almost all tokens.
+    """
+    config, params = load_model(model)
+    public = Public(config, family_of(config).fold(params, config), Split(1, 1), texts)
+    rows = [as_rows(words, SpuConfig().frac_bits) for words in unmasked]
+    for seen, wanted in zip(rows, [*public.front(texts)] * 2, strict=True):
+        np.testing.assert_allclose(seen, norms.normalised(config, wanted)[0], atol=1e-4)
+    guess = inversion.attack(HostView(norms.before_norm(public, rows)), public)
+    assert np.mean(np.equal(guess, [*texts, *texts])) > 0.9
 
 
 def greedy(pair: Pair) -> list[int]:
@@ -125,8 +142,9 @@ def test_what_the_host_receives_is_uniform(three: Pair) -> None:
     length = 60
     texts = [list(range(40, 40 + length)), list(range(100, 100 + length))]
     views = views_of_middle(three.private, Split(1, 1), [*texts, *texts], steps=2)
-    assert all(view.dtype == np.uint64 for view in views)
-    words: Any = np.stack(views)
+    check_hidden(three.private, texts, views.unmasked)
+    assert all(view.dtype == np.uint64 for view in views.received)
+    words: Any = np.stack(views.received)
     assert words.shape == (4, length, MODEL.n_embd)
     for uniform in (words, words[:2] - words[2:]):
         assert not (uniform % (1 << SPARE_BITS)).any()

@@ -85,7 +85,7 @@ def by_embeddings(
     """
     config, front = public.config, public.parts[0]
     family = family_of(config)
-    table = np.asarray(family.embeddings(public.weights)[0])
+    table = public.table
     lengths = np.linalg.norm(table, axis=1, keepdims=True)
     scale = float(np.sqrt(np.square(table).mean()))
     read = []

@@ -1,7 +1,8 @@
 """All attacks on one session's view, each judged by what it claims to find.
 
-Names are the digest's of NOIR (§3): a1 to a6, a8 to a12. What an attack cannot be run on (there is
-no tuning on shares) it yields nothing for.
+Names are the digest's of NOIR (§3): a1 to a6, a8 to a12; a1-codebooks is A1 by an inverter that is
+trained under codebooks of the host's own. What an attack cannot be run on (there is no tuning on
+shares, and no codebook without NOIR) it yields nothing for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from spu_llm.systems.split.attacks import (
     templates,
     trained,
 )
+from spu_llm.systems.split.attacks.own_codebooks import CodebookInverter
 from spu_llm.systems.split.attacks.trained import Inverters
 from spu_llm.systems.split.attacks.views import HostView, Public, Texts, labels_of
 
@@ -52,7 +54,8 @@ class Session:
     model said, of which A10's host knows the first `template`. others: more such texts, which the
     host does not see. beginnings: a view of texts some of which begin alike, and these. prefixed: a
     view of texts each after random tokens of its own, of which 0 and 1, 2 and 3, and so on, begin
-    alike but for these. iterations: of matching (A4).
+    alike but for these. iterations: of matching (A4). codebooks: an inverter for codebooks that are
+    drawn as the client's is (A1), where the client has one.
     """
 
     mode: str
@@ -66,6 +69,7 @@ class Session:
     prefixed: HostView | None = None
     tuned: Tuned | None = None
     iterations: int = bisr.ITERATIONS
+    codebooks: CodebookInverter | None = None
 
     @property
     def public(self) -> Public:
@@ -108,6 +112,20 @@ def a1(session: Session) -> Iterator[AttackOutcome]:
         "A1", guess, "by inverter and corrector", notes=said.format(known.corrected)
     )
     yield from session.won("A1", guess, "by inverter and corrector")
+
+
+def a1_codebooks(session: Session) -> Iterator[AttackOutcome]:
+    """Yield the outcomes of A1 by an inverter trained under codebooks of the host's own; and what
+    it finds in public text under further ones behind the public front: whether it has learnt to
+    read through codebooks at all.
+    """
+    if (own := session.codebooks) is not None:
+        how = "by an inverter trained under codebooks of the host's own"
+        guess = own.inverter.tokens(session.view.rows)
+        yield session.judged("A1", guess, how)
+        yield from session.won("A1", guess, how)
+        what = f"the right token of public text under a further codebook, {how}"
+        yield scored.of_tokens("A1", session.mode, what, *own.on_public)
 
 
 def a2(session: Session) -> Iterator[AttackOutcome]:
@@ -262,6 +280,7 @@ def _of_labels(
 
 ATTACKS: dict[str, Callable[[Session], Iterator[AttackOutcome]]] = {
     "a1": a1,
+    "a1-codebooks": a1_codebooks,
     "a2": a2,
     "a3": a3,
     "a4": a4,

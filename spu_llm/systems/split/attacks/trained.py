@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.family import family_of
 from spu_llm.systems.split.attacks.inverters import Features, Inverter, held_out, trained
 from spu_llm.systems.split.attacks.views import HostView, Public
 
@@ -64,7 +63,7 @@ class Inverters:
         spread = NOISE * float(np.std(np.concatenate(rows[:64])))
         noisy = [r + spread * source.standard_normal(r.shape, np.float32) for r in rows]
         hypotheses = self.base.tokens(noisy)
-        again, table = public.front(hypotheses), _table(public)
+        again, table = public.front(hypotheses), public.table
 
         def features(those: Sequence[int]) -> list[np.ndarray]:
             return [_features(rows[i], again[i], table[np.asarray(hypotheses[i])]) for i in those]
@@ -91,14 +90,14 @@ class Inverters:
         return self.public.front(self._texts)
 
     def _trained(self, features: Features, seed: int) -> Inverter:
-        return trained(features, self._texts, _table(self.public), self.steps, seed)
+        return trained(features, self._texts, self.public.table, self.steps, seed)
 
 
 def attack(view: HostView, inverters: Inverters, rounds: int = ROUNDS) -> list[list[int]]:
     """Iterate the corrector from the base's guesses on, and keep the best of each text (step 3)."""
     public, corrector = inverters.public, inverters.corrector
     best = inverters.base.tokens(view.rows)
-    tried, again, table = best, public.front(best), _table(public)
+    tried, again, table = best, public.front(best), public.table
     cosine = _cosines(view.rows, again)
     for _ in range(rounds):
         embeddings = [table[np.asarray(tokens)] for tokens in tried]
@@ -109,10 +108,6 @@ def attack(view: HostView, inverters: Inverters, rounds: int = ROUNDS) -> list[l
         best = [new if yes else old for new, old, yes in zip(tried, best, better, strict=True)]
         cosine = np.maximum(cosine, cosines)
     return best
-
-
-def _table(public: Public) -> np.ndarray:
-    return np.asarray(family_of(public.config).embeddings(public.weights)[0])
 
 
 def _features(rows: np.ndarray, would: np.ndarray, embeddings: np.ndarray) -> np.ndarray:

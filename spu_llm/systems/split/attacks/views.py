@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from models.family import ModelConfig, Params
+from models.family import ModelConfig, Params, family_of
 from models.split import Split, back_texts, front_texts, middle_texts
 from models.tokenizer import Tokenizer
 
@@ -57,6 +57,11 @@ class Public:
     def parts(self) -> tuple[Params, list[Params], Params]:
         """Return front, middle and back."""
         return self.split.parts(self.weights)
+
+    @property
+    def table(self) -> np.ndarray:
+        """Return the embeddings [vocab, d] of tokens, on the scale of folded weights."""
+        return np.asarray(family_of(self.config).embeddings(self.weights)[0])
 
     @property
     def middle(self) -> Middle:
