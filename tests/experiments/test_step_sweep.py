@@ -60,7 +60,7 @@ def test_the_plot_is_drawn(tmp_path: Path) -> None:
     [
         (10, [], "empty"),
         (10, [0], "found 0"),
-        (10, [1, 18], "found 18"),
+        (10, [1, 34], "found 34"),
         (0, [1], "empty"),
         (64, [1], "context"),
         (60, [1, 8], "60 prompt tokens and 8 positions"),

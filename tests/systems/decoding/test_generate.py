@@ -248,7 +248,7 @@ def _close_row(row: np.ndarray, tokens: list[int]) -> None:
         ({"prompt_tokens": 0}, "empty"),
         ({"prompt_tokens": 64}, "context is 64"),
         ({"max_new_tokens": 0}, "--max-new-tokens"),
-        ({"draft_length": 17}, "--draft-length"),
+        ({"draft_length": 33}, "--draft-length"),
         ({"temperature": -1.0}, "--temperature"),
         ({"temperature": float("nan")}, "--temperature"),
         ({"verify": "trust"}, "--verify"),
