@@ -45,6 +45,7 @@ def greedy(pair: Pair) -> list[int]:
     return tokens[-NEW:]
 
 
+@pytest.mark.slow
 def test_a_completion_takes_what_lay_outside(
     start: Start, pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,7 +134,7 @@ SOME, ALL = [0, 2, 3], [0, 1, 2, 3, 4]  # of some, all rows stay, some, none
 @pytest.mark.parametrize(
     ("lanes", "hidden"),
     [
-        pytest.param(SOME, True, id="three, hidden"),
+        pytest.param(SOME, True, marks=pytest.mark.slow, id="three, hidden"),
         pytest.param(ALL, True, marks=pytest.mark.slow, id="five, hidden"),
         pytest.param(ALL, False, marks=pytest.mark.slow, id="five, shown"),
     ],
