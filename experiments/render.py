@@ -208,6 +208,7 @@ TABLES: dict[str, Tables] = {
     "lengths": printed("lengths", lengths.table, seconds=False),
     "drafts_shipped": printed("drafts_shipped", drafts.table, seconds=False),
     "latency": Tables(("latency",), measured_tables.latency),
+    "latency_positions": Tables(("latency_positions",), measured_tables.latency),
     "stock_options": printed("stock_options", options.table, seconds=False),
     "logits": printed("logits", logits.table, seconds=False),
     "verify": Tables(_VERIFY, measured_tables.verification),
