@@ -82,7 +82,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where texts are from. texts: yields (part, text) of a library, in order; parts: what its
+    """Origin of texts. texts: yields (part, text) of a library, in order; parts: what its
     parts are called; closing: any token with it ends a text; in_words: whether a text is asked for
     in words.
     """

@@ -62,7 +62,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Mark:
-    """What marks an essay: a method of `keys.METHODS`, its units and n-grams."""
+    """Watermark of an essay: a method of `keys.METHODS`, its units and n-grams."""
 
     method: str = "candidates"
     units: str = "tokens"
@@ -92,7 +92,7 @@ MARKS = (
 
 @dataclass(frozen=True)
 class EssaysPlan:
-    """How many essays of how many tokens. samples: unmarked ones on each topic; null_keys: keys
+    """Numbers of essays and of their tokens. samples: unmarked ones on each topic; null_keys: keys
     that each of these is scored under. paraphrased_at: temperature of the attack.
     """
 

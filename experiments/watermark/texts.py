@@ -47,7 +47,7 @@ UNITS = TokenUnits()
 
 @dataclass
 class State:
-    """What a model keeps of texts, after as many positions of every lane."""
+    """State of a model after as many positions of every lane."""
 
     cache: Block
     logits: np.ndarray  # float32 [lane, vocab]
@@ -114,7 +114,7 @@ def distribution_of(logits: np.ndarray, temperature: float, never: Sequence[int]
 
 @dataclass(frozen=True)
 class Method:
-    """What chooses the tokens. m, k: candidates, and tokens of each. keys: levels of the recursive
+    """Method that chooses the tokens. m, k: candidates, and tokens of each. keys: levels of the recursive
     watermark, m each. history: whether an n-gram marks once.
     """
 
@@ -139,7 +139,7 @@ def key_of(seed: int, label: str) -> Key:
 
 @dataclass
 class Author:
-    """Who writes one text: its keys, what it kept of texts before, its own randomness."""
+    """Author of one text: its keys, what it kept of texts before, its own randomness."""
 
     keys: tuple[Key, ...]
     histories: tuple[History, ...]

@@ -60,7 +60,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Way:
-    """Where candidates come from. share: of blocks that are rewritten."""
+    """Source of candidates. share: of blocks that are rewritten."""
 
     name: str
     m: int

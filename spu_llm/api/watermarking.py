@@ -34,8 +34,8 @@ CANDIDATES_BY = ("sample", "beam", "paraphrase")
 
 @dataclass(frozen=True)
 class EmbedOptions:
-    """What writes a text, and how it is marked. Of `model`, `program` and `endpoint` one is given;
-    without any the shipped private model writes.
+    """Options of a marked text. Of `model`, `program` and `endpoint` one is given; without any the
+    shipped private model writes.
     """
 
     model: Path | None = None  # directory of a model that runs here
@@ -86,7 +86,7 @@ class EmbedOptions:
 
 @dataclass(frozen=True)
 class ChunkMark:
-    """What chose a chunk: the distinct candidates, and the n-grams that seeded each key's draw."""
+    """Choice of a chunk: the distinct candidates, and the n-grams that seeded each key's draw."""
 
     distinct: int
     seeds: list[Any]

@@ -22,7 +22,7 @@ from spu_llm.systems.split import secure_viewed
 
 
 class MiddleViews(NamedTuple):
-    """Of each text words uint64 [n, d], of the one message of a forward's first product: rows in
+    """Words uint64 [n, d] of each text, from the one message of a forward's first product: rows in
     fixed point (`secure_viewed.as_rows`). received: as they came, under masks of the client's;
     unmasked: the same words without the masks, which the client alone knows.
     """
