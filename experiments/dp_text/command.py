@@ -93,8 +93,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--corpus",
         choices=list(ORIGINS),
         default="tests",
-        help="docstrings of Python's tests, or sentences of its manual, asked for in words "
-        "(default: %(default)s)",
+        help="docstrings of Python's tests; sentences of its manual, or of the docstrings of its "
+        "library, both asked for in words (default: %(default)s)",
     )
     commands.add_draft_model(parser)
     commands.add_cluster(parser)

@@ -1,26 +1,25 @@
-"""What texts are made from: docstrings of the tests of the running interpreter's standard library,
-or sentences of its language reference.
+"""What texts are made from: docstrings of the running interpreter's standard library, of its tests
+or of all else, or sentences of its language reference.
 
-Training of the shipped models skipped these files (`models.training.corpus`), so no reference is
-known to them; other models have most probably read both. Nothing is downloaded; the licence is
-Python's. Texts are divided by their hash: references, which stand for sensitive ones, and real
-texts that results are compared with.
+Training of the shipped models skipped tests (`models.training.corpus`), so no reference of them is
+known to these models; other models have most probably read all three. Nothing is downloaded; the
+licence is Python's. Texts are divided by their hash: references, which stand for sensitive ones,
+and real texts that results are compared with.
 
 References stand in the order of their files (or topics), so that a batch is mostly of one file, as
 the paper's reviews of one batch have one label: file and count, like label and count there, are
 taken as public. Mixed batches say nothing to models of the shipped size.
 
-Docstrings go on from a query that is source text. Sentences are asked for in words, as in table 5
-of "InvisibleInk" (Vinod, Pillutla, Thakurta): as a chat where the model has a chat template.
+Docstrings of tests go on from a query that is source text. Sentences are asked for in words, as in
+table 5 of "InvisibleInk" (Vinod, Pillutla, Thakurta): as a chat where the model has a chat
+template.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import itertools
 import platform
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,29 +28,21 @@ from typing import Any
 
 import numpy as np
 
+from experiments.dp_text import docstrings
 from experiments.dp_text.manual import sentences
 from models.chat import Template
 from models.tokenizer import Tokenizer
 from models.training.corpus import library_directory
 from spu_llm.core.errors import InputError
 from spu_llm.service.rendering import render_apart
+from spu_llm.systems.dp_text.baselines import augpe
 from spu_llm.systems.dp_text.prompts import Prompts, Templates, prompts_for, with_room
 
-FOLDERS = frozenset({"test", "tests", "idle_test"})
 LICENCE = "PSF-2.0 (models/shipped/LICENSE.python.txt)"
 SHORTEST = 8  # tokens
 REAL_ONE_IN = 4  # texts
 QUERY = 'def test(self):\n    """'
-PRIVATE = (
-    "Here is a sentence from the reference manual of a programming language: {text}\n"
-    "Please output another sentence from the same page of the manual, and nothing else."
-)
-PUBLIC = (
-    "Please output a sentence from the reference manual of a programming language, and nothing "
-    "else."
-)
 SYSTEM = "You are a chatbot"  # as in the paper
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -81,17 +72,39 @@ class Corpus:
 
 
 @dataclass(frozen=True)
+class Words:
+    """Words in which a text is asked for, with {text} where a reference is to stand (`Templates`),
+    and those in which AugPE asks for a variation, {style} in them.
+    """
+
+    private: str
+    public: str
+    variation: str
+
+    @staticmethod
+    def of(kind: str, source: str, part: str) -> Words:
+        """Return the words for a kind of text, a sentence say, from parts of some source."""
+        return Words(
+            f"Here is a {kind} from {source}: {{text}}\n"
+            f"Please output another {kind} from the same {part}, and nothing else.",
+            f"Please output a {kind} from {source}, and nothing else.",
+            f"Please rephrase this {kind} from {source} {{style}}: {{text}}\n"
+            f"Output the {kind} and nothing else.",
+        )
+
+
+@dataclass(frozen=True)
 class Origin:
     """Origin of texts. texts: yields (part, text) of a library, in order; parts: what its
-    parts are called; closing: any token with it ends a text; in_words: whether a text is asked for
-    in words.
+    parts are called; closing: any token with it ends a text; words: None where a text goes on from
+    a query.
     """
 
     name: str
     texts: Callable[[Path], Iterator[tuple[str, str]]]
     parts: str
     closing: str
-    in_words: bool
+    words: Words | None = None
 
     def prompts(self, directory: Path, tokenizer: Tokenizer, context: int, tokens: int) -> Prompts:
         """Return the prompts of a model's texts of so many tokens, references as long as they.
@@ -99,15 +112,27 @@ class Origin:
         """
         ends = {i for i in range(tokenizer.vocab_size) if self.closing in tokenizer.decode([i])}
         ending = replace(tokenizer, eos_ids=tokenizer.eos_ids | ends)
-        if not self.in_words:
+        if self.words is None:
             return prompts_for(ending, QUERY, context, tokens, tokens)
-        chat = Template.of_model(directory)
-        templates = (
-            Templates(PRIVATE, PUBLIC)
-            if chat is None
-            else Templates(PRIVATE, PUBLIC, (), SYSTEM, partial(render_apart, chat))
-        )
-        return with_room([templates.prompts(ending, {}, 0)], context, tokens, tokens)[0]
+        return with_room(
+            [self._templates(directory).prompts(ending, {}, 0)], context, tokens, tokens
+        )[0]
+
+    def variations(
+        self, directory: Path, tokenizer: Tokenizer, context: int, tokens: int
+    ) -> list[Prompts]:
+        """Return AugPE's prompts for variations; none where texts go on from a query."""
+        if self.words is None:
+            return []
+        words = self.words.variation
+        return augpe.variations(self._templates(directory), words, tokenizer, context, tokens)
+
+    def _templates(self, directory: Path) -> Templates:
+        assert self.words is not None
+        private, public, chat = self.words.private, self.words.public, Template.of_model(directory)
+        if chat is None:
+            return Templates(private, public)
+        return Templates(private, public, (), SYSTEM, partial(render_apart, chat))
 
 
 def corpus(
@@ -152,39 +177,26 @@ def corpus(
     return Corpus(parts[0], parts[1], places, facts)
 
 
-def docstrings(library: Path) -> Iterator[tuple[str, str]]:
-    """Yield (path, text), in the order of paths and in a file from top to bottom; each as often as
-    it stands there. Files that are not Python (some tests are of that) are left out.
-    """
-    for file in sorted(library.rglob("*.py")):
-        path = file.relative_to(library)
-        if not FOLDERS.intersection(path.parts) or "site-packages" in path.parts:
-            continue
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # tests of warnings
-                tree = ast.parse(file.read_bytes().decode())
-        except (SyntaxError, ValueError):  # not UTF-8 among them
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, _DOCUMENTED) and (text := (ast.get_docstring(node) or "").strip()):
-                yield path.as_posix(), text
-
-
 ORIGINS = {
     "tests": Origin(
         "docstrings of the tests in the standard library of CPython",
-        docstrings,
+        docstrings.of_tests,
         "files",
         closing='"""',
-        in_words=False,
     ),
     "manual": Origin(
         "sentences of the language reference of CPython",
         sentences,
         "topics",
         closing="\n",
-        in_words=True,
+        words=Words.of("sentence", "the reference manual of a programming language", "page"),
+    ),
+    "library": Origin(
+        "first sentences of docstrings in the standard library of CPython, its tests left out",
+        docstrings.summaries,
+        "files",
+        closing="\n",
+        words=Words.of("line of documentation", "the library of a programming language", "file"),
     ),
 }
 

@@ -14,8 +14,8 @@ from references. Beside it, `worth`: what references say of a real text's tokens
 sampling.
 
 Temperatures are the paper's where the plan has none: 1.2 with top-k, 1 without. AugPE generates 7
-texts for one in each iteration, and one before, some at a time: calls of those that have ended
-count, too.
+texts for one in each iteration, and one before. Calls are counted as long as a text lasts, also
+where several go through the model together.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from models.tokenizer import Tokenizer
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.baselines import augpe
 from spu_llm.systems.dp_text.corpus import augpe_for, method_for
-from spu_llm.systems.dp_text.generator import Generator, Made
+from spu_llm.systems.dp_text.generator import Generator, Made, together
 from spu_llm.systems.dp_text.lanes import Features, folded
 from spu_llm.systems.dp_text.methods import Method, Next
 
@@ -86,6 +86,7 @@ class Study:
         self.config, params = load_model(private)
         self.weights = folded(self.config, params)
         self.prompts = origin.prompts(private, tokenizer, self.config.context, plan.tokens)
+        self.vary = origin.variations(private, tokenizer, self.config.context, plan.tokens)
         self._features = Features(self.config, self.weights, 16, 1 + plan.tokens)
         config, draft = load_model(public)
         context = self.prompts.public
@@ -118,6 +119,7 @@ class Study:
                 self.plan.texts,
                 prg,
                 say,
+                self.vary,
             )
         else:
             method = method_for(wanted)
@@ -126,15 +128,20 @@ class Study:
                 method = counted(method, expansion)
             if cell.method == CONTROL:
                 method = without_references(method)
-            generator = Generator(method, self.config, self.weights, self.prompts)
+            at_once = together(method, self.prompts.room, self.plan.texts)
+            generator = Generator(method, self.config, self.weights, self.prompts, None, at_once)
             made, spent = [], []
-            for number, batch in enumerate(self.corpus.batches(cell.batch, self.plan.texts)):
-                say(f"text {number + 1} of {self.plan.texts}")
-                start = time.process_time()
-                made.append(generator.text(batch, prg))
-                spent.append(time.process_time() - start)
-            # The first text compiles.
-            facts["processor_s"] = sum(spent[1:]) / max(1, drawn_tokens(made[1:]))
+            batches = self.corpus.batches(cell.batch, self.plan.texts)
+            for start in range(0, len(batches), at_once):
+                some = batches[start : start + at_once]
+                say(f"text {start + 1} of {len(batches)}, {len(some)} together")
+                before = time.process_time()
+                made += generator.texts(some, prg)
+                spent.append(time.process_time() - before)
+            # The first texts compile.
+            drawn = drawn_tokens(made[at_once:])
+            facts["processor_s"] = sum(spent[1:]) / drawn if drawn else math.nan
+            facts["together"] = at_once
             calls = generator.calls
             if cell.has_candidates:
                 facts |= {"clip": method.facts["clip"], **expansion.facts()}

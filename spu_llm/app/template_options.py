@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from spu_llm.systems.dp_text.corpus import Sources
     from spu_llm.systems.dp_text.prompts import Prompts, Templates
 
-_STYLE = "{style}"
 _OF_A_TEXT = {"text", "tokens", "ended"}
 
 
@@ -140,20 +139,11 @@ class AskedPrompts:
     def _varying(
         self, templates: Templates, tokenizer: Tokenizer, context: int, new_tokens: int
     ) -> list[Prompts]:
-        """Return a prompt for variations in each style; a text in them has its own length."""
         if self.variation is None:
             return []
-        from spu_llm.systems.dp_text.baselines.augpe import STYLES
-        from spu_llm.systems.dp_text.prompts import LEAST_REFERENCE, with_room
+        from spu_llm.systems.dp_text.baselines.augpe import variations
 
-        styles = STYLES if _STYLE in self.variation else ("",)
-        bare = [
-            replace(templates, private=self.variation.replace(_STYLE, style)).prompts(
-                tokenizer, {}, 0
-            )
-            for style in styles
-        ]
-        return with_room(bare, context, new_tokens, max(new_tokens, LEAST_REFERENCE))
+        return variations(templates, self.variation, tokenizer, context, new_tokens)
 
 
 def _names(labels: str) -> tuple[str, ...]:
@@ -164,6 +154,7 @@ def asked(options: argparse.Namespace) -> AskedPrompts:
     """Read what was asked for. InputError for files that cannot be used, before a model is
     loaded.
     """
+    from spu_llm.systems.dp_text.baselines.augpe import STYLE
     from spu_llm.systems.dp_text.prompts import Templates, read_labelled
 
     def text_of(path: Path | None, option: str) -> str | None:
@@ -176,7 +167,7 @@ def asked(options: argparse.Namespace) -> AskedPrompts:
     if options.query is None:
         Templates(private, public, labels)
         if variation is not None:
-            Templates(variation.replace(_STYLE, ""), public, labels)
+            Templates(variation.replace(STYLE, ""), public, labels)
     none = options.adjacency == "add-or-remove"  # whether there is one is no secret to be told
     references = read_labelled(options.references, labels, none=none)
     return AskedPrompts(

@@ -13,8 +13,8 @@ import pytest
 from experiments.common import commands
 from experiments.common.saved import DATA
 from experiments.dp_text import command as dp_text_command
+from experiments.dp_text import docstrings, metrics
 from experiments.dp_text import inputs as dp_text_inputs
-from experiments.dp_text import metrics
 from experiments.dp_text import report as dp_text_report
 from experiments.dp_text import study as dp_text
 from experiments.dp_text.plan import CONTROL, REAL, DpTextCell, DpTextPlan, cell_of, cells
@@ -39,7 +39,7 @@ def test_texts_are_of_tests_alone_in_the_order_of_files(
     library = make_library(tmp_path)
     tokenizer = Tokenizer.load(tiny_pair[0])
     actual = dp_text_inputs.corpus(tokenizer, 40, TESTS, library)
-    of = dict((text, path) for path, text in dp_text_inputs.docstrings(library))
+    of = dict((text, path) for path, text in docstrings.of_tests(library))
     assert len(of) == 3 * 24 and set(of) == {*actual.references, *actual.real}
     assert [text for text in of if dp_text_inputs.is_real(text)] == actual.real
     assert [text for text in of if not dp_text_inputs.is_real(text)] == actual.references

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.dp_text import inputs
 from experiments.dp_text.command import pair_of
+from experiments.dp_text.docstrings import summaries
 from experiments.dp_text.manual import sentences
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError
+from spu_llm.systems.dp_text.baselines.augpe import STYLES
 
 PAGES = {
     "loops": (
@@ -47,6 +50,22 @@ def test_sentences_are_prose_in_the_order_of_topics(tmp_path: Path) -> None:
     ]
 
 
+def test_summaries_are_first_sentences_outside_of_tests(tmp_path: Path) -> None:
+    files = {
+        "b.py": '"""A module of\nits own.  More of it.\n\nAnd more."""\n',
+        "b_lower.py": '"""lower."""\n',
+        "a/c.py": 'class C:\n    """A class."""\n    def f(self):\n        """No end"""\n',
+        "a/test/d.py": '"""A test."""\n',
+        "site-packages/e.py": '"""A package."""\n',
+        "broken.py": "def (",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert list(summaries(tmp_path)) == [("a/c.py", "A class."), ("b.py", "A module of its own.")]
+
+
 @pytest.mark.parametrize("text", [None, "import os\n", "topics = print(1)\n", "topics = ("])
 def test_a_library_without_pages_is_refused(tmp_path: Path, text: str | None) -> None:
     library = with_pages(tmp_path, {})
@@ -78,8 +97,14 @@ def test_a_sentence_is_asked_for_in_words(
         tokenizer.decode(tokens) for tokens in (prompts.private("A call ends."), prompts.public)
     )
     around = (f"<system>{inputs.SYSTEM}<user>", "<assistant>") if chats else ("", "")
-    written = inputs.PRIVATE.format(text="A call ends.")
-    assert private.endswith(written.join(around)) and public.endswith(inputs.PUBLIC.join(around))
+    assert origin.words is not None
+    written = origin.words.private.format(text="A call ends.")
+    assert private.endswith(written.join(around))
+    assert public.endswith(origin.words.public.join(around))
+    varied = origin.variations(tmp_path, prompts.tokenizer, 1000, 40)
+    asked = tokenizer.decode(varied[1].private("A call ends."))
+    words = origin.words.variation.format(style=STYLES[1], text="A call ends.")
+    assert asked.endswith(words.join(around)) and len(varied) == len(STYLES)
     ends = prompts.tokenizer.eos_ids - tokenizer.eos_ids
     assert (
         ends == {i for i in range(tokenizer.vocab_size) if "\n" in tokenizer.decode([i])} and ends
@@ -113,8 +138,9 @@ def test_the_command_measures_sentences(
     }
     library = with_pages(tmp_path / "library", pages)
     monkeypatch.setattr(inputs, "library_directory", lambda: library)
-    monkeypatch.setattr(inputs, "PRIVATE", "{text} so")
-    monkeypatch.setattr(inputs, "PUBLIC", "so")
+    words = inputs.Words("{text} so", "so", "{text} or")
+    short = replace(inputs.ORIGINS["manual"], words=words)
+    monkeypatch.setitem(inputs.ORIGINS, "manual", short)
     file = tmp_path / "result.json"
     options = "--corpus manual --methods public-only,invisibleink --epsilon 10 --batch 2 --top-k 5"
     sizes = f"--texts 3 --tokens 18 --model {tiny_pair[0]} --json {file}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,7 @@ from spu_llm.offline.durable import replace_whole
 from spu_llm.systems.dp_text import ledger_file
 from spu_llm.systems.dp_text.accounting import ADD_OR_REMOVE
 from spu_llm.systems.dp_text.baselines import adapmixed, amin, augpe
-from spu_llm.systems.dp_text.generator import Generator, Made, batches, dealt
+from spu_llm.systems.dp_text.generator import Generator, Made, batches, dealt, together
 from spu_llm.systems.dp_text.methods import (
     HOLDS_BUT_FOR_ROUNDING,
     Method,
@@ -268,8 +269,10 @@ def write_corpus(
         texts=wanted.texts,
         run=run,
     )
+    rooms = sources.rooms
+    at_once = together(method, rooms[1] if rooms else prompts.room, wanted.texts)
     generators = [
-        Generator(method, model.config, model.weights, prompts, sources.rooms)
+        Generator(method, model.config, model.weights, prompts, rooms, at_once)
         for prompts, _ in sources.groups
     ]
     parts = [
@@ -278,16 +281,27 @@ def write_corpus(
         for batch in _parts(wanted, some)
     ]
 
-    def make(number: int, prg: Prg) -> dict[str, Any]:
-        group, batch = parts[number]
-        text = generators[group].text(batch, prg, lambda tokens: say_text(number, tokens))
+    def alike(number: int) -> int:
+        """Return how many texts from this one on have its labels and go together."""
+        following = parts[number : min(number + at_once, wanted.texts)]
+        return sum(
+            1 for _ in itertools.takewhile(lambda part: part[0] == parts[number][0], following)
+        )
+
+    def make(numbers: range, prg: Prg) -> list[dict[str, Any]]:
+        group = parts[numbers.start][0]
         labels = {name: values[group] for name, values in sources.labels.items()}
-        return _line(text, prompts, labels)
+        texts = generators[group].texts(
+            [parts[number][1] for number in numbers],
+            prg,
+            lambda tokens: say_text(numbers.start, tokens, len(numbers)),
+        )
+        return [_line(text, prompts, labels) for text in texts]
 
     with ledger_file.opened(out, run, references, spends_of(promised)) as file:
         write_statement(out, promised)
-        say_text(file.done, 0)
-        ledger_file.write(file, wanted.texts, make)
+        say_text(file.done, 0, 1)
+        ledger_file.write(file, wanted.texts, make, alike)
     return promised
 
 
@@ -321,7 +335,10 @@ def _line(text: Made, prompts: Prompts, labels: dict[str, str]) -> dict[str, Any
     }
 
 
-def _progress(texts: int, say: Callable[[str], None]) -> Callable[[int, int], None]:
-    return lambda number, tokens: say(
-        f"text {min(number + 1, texts)} of {texts}" + (f": {tokens} tokens" if tokens else "")
-    )
+def _progress(texts: int, say: Callable[[str], None]) -> Callable[[int, int, int], None]:
+    def say_text(number: int, tokens: int, together: int = 1) -> None:
+        first, last = min(number + 1, texts), min(number + together, texts)
+        said = f"text {first}" if together == 1 else f"texts {first} to {last}"
+        say(f"{said} of {texts}" + (f": {tokens} tokens" if tokens else ""))
+
+    return say_text

@@ -3,8 +3,9 @@
 A `Lanes` has fixed shapes: so many prompts, each padded to the same room, one token to all of them
 at a step. The row of a prompt depends on that prompt alone: prompts are padded on the right, what
 pads is seen by nobody, and each row of every product is computed in the same order of operations
-whatever stands in the others. So the logits of reference i are a function of reference i, and those
-of the public prompt, which has a `Lanes` of its own, are the same bits whatever the references are.
+whatever stands in the others; the words that all prompts begin with are computed once. So the
+logits of reference i are a function of reference i, and those of the public prompt, which has a
+`Lanes` of its own, are the same bits whatever the references are.
 
 The head is computed in float32, whatever the weights are stored in, at full precision: at epsilon 1
 differences are clipped at 0.08, and bfloat16 has steps of 0.125 there.
@@ -28,37 +29,61 @@ HEAD = jnp.float32
 
 class Lanes:
     """A model on `lanes` prompts of `room` tokens at most, each followed by up to `new_tokens` new
-    ones. ValueError where the model's context is shorter. calls: next-token evaluations so far.
+    ones. prefix: tokens that every prompt begins with, which are computed once. ValueError where
+    the model's context is shorter. calls: next-token evaluations so far.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Any, lanes: int, room: int, new_tokens: int
+        self,
+        config: ModelConfig,
+        weights: Any,
+        lanes: int,
+        room: int,
+        new_tokens: int,
+        prefix: Sequence[int] = (),
     ) -> None:
         """Prepare lanes without prompts; weights: folded, as `folded` gives them."""
         if room + new_tokens > config.context:
             raise ValueError(f"{room} + {new_tokens} tokens do not fit {config.context} positions")
         self.lanes, self.room, self.calls = lanes, room, 0
         self._config, self._weights, self._new = config, weights, new_tokens
-        self._prefill, self._step, _ = _compiled(config, HEAD)
+        self._begin, self._prefill, self._step, _ = _compiled(config, HEAD)
+        self._prefix, self._of_prefix = list(prefix), None
         self._cache: Any = None
         self._lengths = np.zeros(lanes, np.int32)
         self._at = 0
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-        """Compute logits float32 [lanes, vocab] after the prompts, of one token or more each."""
-        if len(prompts) != self.lanes or not all(1 <= len(p) <= self.room for p in prompts):
-            raise ValueError(f"there must be {self.lanes} prompts of 1 to {self.room} tokens")
-        rows = np.zeros((self.lanes, self.room), np.int32)
+        """Compute logits float32 [lanes, vocab] after the prompts, of one token or more each after
+        the prefix.
+        """
+        start = len(self._prefix)
+        if len(prompts) != self.lanes or not all(start < len(p) <= self.room for p in prompts):
+            raise ValueError(f"there must be {self.lanes} prompts of {start + 1} to {self.room}")
+        if any(list(prompt[:start]) != self._prefix for prompt in prompts):
+            raise ValueError("a prompt does not begin with the prefix of all")
+        rows = np.zeros((self.lanes, self.room - start), np.int32)
         for row, prompt in zip(rows, prompts, strict=True):
-            row[: len(prompt)] = prompt
+            row[: len(prompt) - start] = prompt[start:]
         self._lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-        self._at = 0
-        empty = self._config.empty_cache(self.room + self._new, self.lanes)
-        logits, self._cache = self._prefill(self._weights, empty, rows, self._lengths)
+        self._at, self._cache = 0, None
+        logits, self._cache = self._prefill(
+            self._weights, self._begun(), rows, self._lengths, start=start
+        )
         self.calls += self.lanes
         return np.asarray(logits)
 
-    def step(self, token: int | Sequence[int]) -> np.ndarray:
+    def _begun(self) -> Block:
+        """Return a cache of all lanes that has the prefix."""
+        positions = self.room + self._new
+        if not self._prefix:
+            return self._config.empty_cache(positions, self.lanes)
+        if self._of_prefix is None:
+            empty = self._config.empty_cache(positions, 1)
+            self._of_prefix = self._begin(self._weights, empty, np.array(self._prefix, np.int32))
+        return jax.tree.map(lambda rows: jnp.tile(rows, (self.lanes, 1, 1)), self._of_prefix)
+
+    def step(self, token: int | Sequence[int] | np.ndarray) -> np.ndarray:
         """Return logits float32 [lanes, vocab] after one more token, for all lanes or one each."""
         if self._at >= self._new:
             raise ValueError(f"there is room for {self._new} new tokens")
@@ -83,7 +108,7 @@ class Features:
     def __init__(self, config: ModelConfig, weights: Any, lanes: int, room: int) -> None:
         self._lanes, self._room = lanes, min(room, config.context)
         self._weights, self._config = weights, config
-        _, _, self._run = _compiled(config, HEAD)
+        *_, self._run = _compiled(config, HEAD)
 
     def of(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
         """Compute the points float32 [text, width] of token rows; zeros for an empty text."""
@@ -105,13 +130,19 @@ def folded(config: ModelConfig, params: Params) -> Any:
 
 
 @functools.cache
-def _compiled(config: ModelConfig, head: Any) -> tuple[Any, Any, Any]:
-    """Compile the three functions below, each once for each of its shapes."""
+def _compiled(config: ModelConfig, head: Any) -> tuple[Any, Any, Any, Any]:
+    """Compile the four functions below, each once for each of its shapes."""
     return (
-        jax.jit(functools.partial(_prefill, config, head)),
+        jax.jit(functools.partial(_begin, config)),
+        jax.jit(functools.partial(_prefill, config, head), static_argnames="start"),
         jax.jit(functools.partial(_step, config, head), donate_argnums=1),
         jax.jit(functools.partial(_features, config)),
     )
+
+
+def _begin(config: ModelConfig, weights: Any, cache: Block, tokens: jax.Array) -> Block:
+    """Return the cache of one lane with the first tokens in it."""
+    return _forward(config, weights, tokens, _following(0, 1, len(tokens), cache), cache)[1]
 
 
 def _prefill(
@@ -121,13 +152,16 @@ def _prefill(
     cache: Block,
     tokens: jax.Array,
     lengths: jax.Array,
+    *,
+    start: int,
 ) -> tuple[jax.Array, Block]:
-    """Return the logits after each prompt of [lanes, room], padded on the right, and the cache."""
+    """Return the logits after each prompt, and the cache. tokens: [lanes, room], those from `start`
+    on, padded on the right; lengths: of whole prompts.
+    """
     lanes, room = tokens.shape
-    out, written = _forward(
-        config, weights, tokens.reshape(-1), _from_start(lanes, room, cache), cache
-    )
-    last = out.reshape(lanes, room, -1)[jnp.arange(lanes), lengths - 1]
+    rows = _following(start, lanes, room, cache)
+    out, written = _forward(config, weights, tokens.reshape(-1), rows, cache)
+    last = out.reshape(lanes, room, -1)[jnp.arange(lanes), lengths - start - 1]
     return _head(config, head, weights, last), written
 
 
@@ -136,20 +170,17 @@ def _features(
 ) -> jax.Array:
     lanes, room = tokens.shape
     cache = config.empty_cache(room, lanes)
-    out, _ = _forward(config, weights, tokens.reshape(-1), _from_start(lanes, room, cache), cache)
+    out, _ = _forward(config, weights, tokens.reshape(-1), _following(0, lanes, room, cache), cache)
     inside = jnp.arange(room)[None] < lengths[:, None]
     total = jnp.sum(jnp.where(inside[..., None], out.reshape(lanes, room, -1), 0.0), axis=1)
     return total / jnp.maximum(jnp.linalg.norm(total, axis=1, keepdims=True), 1e-12)
 
 
-def _from_start(lanes: int, room: int, cache: Block) -> Rows:
-    """Return the first `room` rows of every lane, each of which sees those up to itself."""
-    seen = jnp.arange(cache.positions)[None] <= jnp.arange(room)[:, None]
-    return Rows(
-        jnp.tile(jnp.arange(room, dtype=jnp.int32), (lanes, 1)),
-        jnp.broadcast_to(seen, (lanes, *seen.shape)),
-        0,
-    )
+def _following(start: int, lanes: int, room: int, cache: Block) -> Rows:
+    """Return `room` rows of every lane from `start` on, each of which sees those up to itself."""
+    at = jnp.arange(start, start + room, dtype=jnp.int32)
+    seen = jnp.arange(cache.positions)[None] <= at[:, None]
+    return Rows(jnp.tile(at, (lanes, 1)), jnp.broadcast_to(seen, (lanes, *seen.shape)), start)
 
 
 def _step(

@@ -53,6 +53,12 @@ class CorpusFile:
     def begun(self) -> int:
         return int(self._state["begun"])
 
+    @property
+    def under_way(self) -> range:
+        """Return the numbers of the texts that were begun and are not all in FILE."""
+        first = self.begun - int(self._state["count"])
+        return range(first, self.begun) if self.done < self.begun else range(0)
+
     def begin(self, count: int = 1) -> Prg:
         """Return the randomness of the next `count` texts, which are spent from now on; of those
         that a run before began, if there are any.
@@ -137,14 +143,18 @@ def _failures(out: Path) -> Iterator[None]:
 def write(
     file: CorpusFile,
     wanted: int,
-    make: Callable[[int, Prg], dict[str, Any]],
+    make: Callable[[range, Prg], Iterable[dict[str, Any]]],
+    together: Callable[[int], int] = lambda number: 1,
     on_text: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Write all texts from `file.done` on, one by one: make(number, randomness) gives each."""
+    """Write all texts from `file.done` on: make(numbers, randomness) gives some, as many together
+    as `together` says of the first one's number.
+    """
     on_text(file.done)
     while file.done < wanted:
-        prg = file.begin()
-        file.add([make(file.done, prg)])
+        numbers = file.under_way or range(file.done, file.done + together(file.done))
+        prg = file.begin(len(numbers))
+        file.add(make(numbers, prg))
         on_text(file.done)
 
 

@@ -1,8 +1,8 @@
-"""A run that kills itself: `python -m tests.systems.dp_text.killed OUT WITNESS POINT`.
+"""A run that kills itself: `python -m tests.systems.dp_text.killed OUT WITNESS POINT TOGETHER`.
 
 Ten texts of three draws each. WITNESS gets a line for every draw, before it is made: the number of
 the text, and what its stream begins with. POINT says where it gets SIGKILL: NAME:COUNT, at the
-COUNT-th time that it comes by.
+COUNT-th time that it comes by. TOGETHER: texts that are drawn in turn, of one stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REFERENCES = ["one", "two"]
 POINTS = ("recorded", "not-recorded", "draw", "made", "torn", "written", "wiped", "never")
 
 
-def main(out: Path, witness: Path, point: str) -> None:
+def main(out: Path, witness: Path, point: str, together: int) -> None:
     name, _, count = point.partition(":")
     left = int(count or 1)
 
@@ -56,19 +56,19 @@ def main(out: Path, witness: Path, point: str) -> None:
     ledger_file.CorpusFile._record = recording  # type: ignore[method-assign]
     ledger_file.CorpusFile._append = appending  # type: ignore[method-assign]
 
-    def make(number: int, prg: Prg) -> dict[str, Any]:
-        drawn = []
+    def make(numbers: range, prg: Prg) -> list[dict[str, Any]]:
+        drawn: dict[int, list[int]] = {number: [] for number in numbers}
         for _ in range(DRAWS):
-            word = int(prg.words((1,))[0])
-            with open(witness, "a") as file:
-                file.write(f"{number} {word}\n")
-            drawn.append(word)
-            pass_by("draw")
-        return {"text": f"text {number}", "words": drawn}
+            for number in numbers:
+                drawn[number].append(int(prg.words((1,))[0]))
+                with open(witness, "a") as file:
+                    file.write(f"{number} {drawn[number][-1]}\n")
+                pass_by("draw")
+        return [{"text": f"text {number}", "words": words} for number, words in drawn.items()]
 
     with ledger_file.opened(out, RUN, REFERENCES, SPENDS) as file:
-        ledger_file.write(file, TEXTS, make)
+        ledger_file.write(file, TEXTS, make, lambda number: together)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

@@ -4,7 +4,7 @@ do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,22 @@ def test_the_head_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.abs(run(stored) - exact).max() > 0.012
 
 
+def test_a_prefix_is_computed_once(weights: Any) -> None:
+    """Prompts that begin alike have the logits that they have without the prefix apart."""
+    rows = [[5, 6, 7, 8, 9], [5, 6, 7], [5, 6, 1, 2]]
+    plain, begun = (Lanes(PRIVATE, weights, 3, 6, 2, prefix) for prefix in ((), (5, 6)))
+    for _ in range(2):
+        for one, other in (
+            (plain.begin(rows), begun.begin(rows)),
+            (plain.step([1, 2, 3]), begun.step([1, 2, 3])),
+        ):
+            np.testing.assert_allclose(one, other, atol=1e-4)
+    with pytest.raises(ValueError, match="3 prompts of 3 to 6"):
+        begun.begin([*rows[:2], [5, 6]])
+    with pytest.raises(ValueError, match="does not begin with the prefix"):
+        begun.begin([*rows[:2], [5, 7, 6]])
+
+
 def test_features_are_of_a_text_alone(weights: Any) -> None:
     features = Features(PRIVATE, weights, 2, 8)
     actual = features.of([[1, 2, 3], [4], [], [1, 2, 3, 4, 5, 6, 7, 8, 9]])
@@ -205,6 +221,48 @@ def test_the_end_of_a_text_is_an_ordinary_token(weights: Any, prompts: Prompts) 
     assert heard == [1, 1, 2, *range(1, T + 1)]
     # B + 1 calls of the model a token.
     assert generator.calls == (B + 1) * T
+
+
+def test_texts_together_are_the_texts_alone(weights: Any, prompts: Prompts) -> None:
+    """Each of several texts that end at different lengths has the tokens that its references alone
+    give it, whatever stands beside it; calls are counted while a text lasts.
+    """
+    parts = [REFERENCES, OTHERS, [], REFERENCES[:1]]
+    ends = (2, T, 4, 0)
+
+    def likeliest(texts: Iterator[int]) -> Method:
+        def begin(present: np.ndarray, prg: Prg) -> Next:
+            left = ends[next(texts)]
+
+            def token(public: np.ndarray, private: np.ndarray) -> int | None:
+                nonlocal left
+                left -= 1
+                mean = public + np.where(present[:, None], private - public, 0).sum(axis=0)
+                return int(mean[1:].argmax()) + 1 if left >= 0 else None
+
+            return token
+
+        return Method("likeliest", B, T, dp_event.NoOpDpEvent(), begin, {})
+
+    def texts(at_once: int, order: Sequence[int]) -> list[list[int]]:
+        generator = Generator(likeliest(iter(order)), PRIVATE, weights, prompts, None, at_once)
+        made = []
+        for start in range(0, len(order), at_once):
+            some = [parts[i] for i in order[start : start + at_once]]
+            made += generator.texts(some, Prg.from_os())
+        lasted = [min(ends[i] + 1, T) for i in order]
+        assert generator.calls == (B + 1) * sum(lasted)
+        return [one.tokens for one in made]
+
+    alone = texts(1, [0, 1, 2, 3])
+    assert [len(tokens) for tokens in alone] == list(ends)
+    assert len({tuple(tokens[:2]) for tokens in alone[:3]}) == 3
+    assert texts(3, [0, 1, 2, 3]) == alone
+    assert texts(4, [3, 1, 0, 2]) == [alone[i] for i in (3, 1, 0, 2)]
+    with pytest.raises(ValueError, match="2 texts where 1"):
+        Generator(likeliest(iter([0, 1])), PRIVATE, weights, prompts).texts(
+            parts[:2], Prg.from_os()
+        )
 
 
 def test_the_end_comes_with_its_probability(weights: Any, prompts: Prompts) -> None:

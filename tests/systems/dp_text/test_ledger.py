@@ -21,8 +21,9 @@ from tests.systems.dp_text.killed import DRAWS, POINTS, REFERENCES, RUN, SPENDS,
 Run = dict[str, Any]
 
 
-def ran(out: Path, witness: Path, point: str) -> int:
-    command = [sys.executable, "-m", "tests.systems.dp_text.killed", str(out), str(witness), point]
+def ran(out: Path, witness: Path, point: str, together: int) -> int:
+    program = [sys.executable, "-m", "tests.systems.dp_text.killed"]
+    command = [*program, str(out), str(witness), point, str(together)]
     return subprocess.run(command, cwd=ROOT, check=False, timeout=60).returncode
 
 
@@ -51,13 +52,14 @@ def check_nothing_is_unreported(out: Path, witness: Path) -> None:
         assert len(set(of_text)) <= DRAWS
 
 
-def test_killed_anywhere_it_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [1, 2])
+def test_killed_anywhere_it_goes_on(tmp_path: Path, together: int) -> None:
     """One corpus, whose run is killed at every point in turn, and then finished."""
     out, witness = tmp_path / "out.jsonl", tmp_path / "witness"
     before: list[str] = []
     for at, point in enumerate(POINTS):
         last = point == "never"
-        code = ran(out, witness, f"{point}:{1 if at % 2 else 2}")
+        code = ran(out, witness, f"{point}:{1 if at % 2 else 2}", together)
         assert code == (0 if last else -signal.SIGKILL), point
         check_nothing_is_unreported(out, witness)
         lines = out.read_text().splitlines()
@@ -71,12 +73,12 @@ def test_killed_anywhere_it_goes_on(tmp_path: Path) -> None:
     for number, text in enumerate(texts):
         assert {str(word) for word in text["words"]} == set(words[number])
     assert ledger_of(out)["key"] is None and ledger_of(out)["begun"] == TEXTS
-    assert ran(out, witness, "draw:1") == 0  # there is nothing left to do
+    assert ran(out, witness, "draw:1", together) == 0  # there is nothing left to do
 
 
 def record_afterwards(file: ledger_file.CorpusFile, make: Any, witness: Path) -> None:
     """Broken: a text is entered when it is there."""
-    texts = [make(file.done, Prg.from_os())]
+    texts = make(range(file.done, file.done + 1), Prg.from_os())
     file.begin()
     file.add(texts)
 
@@ -84,8 +86,8 @@ def record_afterwards(file: ledger_file.CorpusFile, make: Any, witness: Path) ->
 def test_the_check_finds_a_ledger_that_is_written_afterwards(tmp_path: Path) -> None:
     out, witness = tmp_path / "out.jsonl", tmp_path / "witness"
 
-    def make(number: int, prg: Prg) -> dict[str, Any]:
-        witness.write_text(f"{number} {int(prg.words((1,))[0])}\n")
+    def make(numbers: range, prg: Prg) -> list[dict[str, Any]]:
+        witness.write_text(f"{numbers.start} {int(prg.words((1,))[0])}\n")
         raise KeyboardInterrupt  # in place of the kill
 
     with pytest.raises(KeyboardInterrupt), opened(out) as file:
@@ -103,8 +105,8 @@ def opened(
     return ledger_file.opened(out, run, references, spends)
 
 
-def make(number: int, prg: Prg) -> dict[str, Any]:
-    return {"number": number}
+def make(numbers: range, prg: Prg) -> list[dict[str, Any]]:
+    return [{"number": number} for number in numbers]
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ def test_a_run_goes_on_where_it_was(begun: Path) -> None:
     heard: list[int] = []
     with opened(begun) as file:
         assert (file.done, file.begun) == (2, 3)
-        ledger_file.write(file, 4, make, heard.append)
+        ledger_file.write(file, 4, make, on_text=heard.append)
     assert heard == [2, 3, 4]
     assert len(begun.read_text().splitlines()) == 4
     mode = ledger_file.ledger_path(begun).stat().st_mode
@@ -181,10 +183,10 @@ def test_who_lost_the_file_leaves_the_ledger_to_the_next(tmp_path: Path) -> None
         out.rename(tmp_path / "away.jsonl")
         with pytest.raises(InputError, match="cannot write"):  # there is none
             first.begin()
-            first.add([make(0, Prg.from_os())])
+            first.add(make(range(1), Prg.from_os()))
         with opened(out) as second:
             assert second.begin().words((2,)).tolist() == same
-            second.add([make(0, Prg.from_os())])
+            second.add(make(range(1), Prg.from_os()))
             second.begin()
             with pytest.raises(InputError, match="was replaced"):
                 first.begin()

@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
 from dp_accounting import dp_event
 
 from models.family import ModelConfig
+from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.accounting import rho_for
@@ -32,7 +35,7 @@ from spu_llm.systems.dp_text.generator import Made
 from spu_llm.systems.dp_text.lanes import Features, Lanes
 from spu_llm.systems.dp_text.mechanism import expanded_top_k, sanitised, weights
 from spu_llm.systems.dp_text.parameters import Parameters, check_budget
-from spu_llm.systems.dp_text.prompts import Prompts
+from spu_llm.systems.dp_text.prompts import LEAST_REFERENCE, Prompts, Templates, with_room
 from spu_llm.systems.dp_text.sampling import draw, gaussian
 
 VARIATIONS, ITERATIONS, MOST_ITERATIONS = 7, 3, 100
@@ -45,7 +48,8 @@ STYLES = (
     "in fewer words",
     "with more details",
 )
-_AT_ONCE = 8  # texts that go through the model together
+STYLE = "{style}"
+_AT_ONCE = 32  # texts that go through the model together
 SENSITIVITY = {"replace-by-null": 1.0, "zero-out": math.sqrt(2), "replace-one": math.sqrt(2)}
 
 
@@ -88,6 +92,19 @@ def for_budget(
     return AugPE(noise, max_new_tokens, temperature, top_k, iterations, adjacency=adjacency)
 
 
+def variations(
+    templates: Templates, words: str, tokenizer: Tokenizer, context: int, new_tokens: int
+) -> list[Prompts]:
+    """Return a prompt for variations in each style: `words` with {text} and, where it is there,
+    {style}. A text in them has a length of its own.
+    """
+    bare = [
+        replace(templates, private=words.replace(STYLE, style)).prompts(tokenizer, {}, 0)
+        for style in (STYLES if STYLE in words else ("",))
+    ]
+    return with_room(bare, context, new_tokens, max(new_tokens, LEAST_REFERENCE))
+
+
 def votes(candidates: np.ndarray, references: np.ndarray, present: np.ndarray) -> np.ndarray:
     """Compute H, float64 [candidate]: how many references each is nearest to. Rows of length 1.
     present: bool [reference]; null ones keep their rows, so that all others are computed where they
@@ -112,10 +129,13 @@ def corpus(
     evaluations of the model that they took. vary: prompts for a variation of a text.
     """
     tokenizer, new = prompts.tokenizer, settings.max_new_tokens
-    first = _Writer(settings, Lanes(config, folded, _AT_ONCE, len(prompts.public), new), prompts)
     vary = vary or [prompts]
     room = max(one.room for one in vary)
-    again = _Writer(settings, Lanes(config, folded, _AT_ONCE, room, new), prompts)
+    public, before = prompts.public[:-1], commonprefix([one.before[:-1] for one in vary])
+    many = min(_AT_ONCE, wanted), min(_AT_ONCE, wanted * settings.variations)
+    lanes = partial(Lanes, config, folded)
+    first = _Writer(settings, lanes(many[0], len(prompts.public), new, public), prompts)
+    again = _Writer(settings, lanes(many[1], room, new, before), prompts)
     features = Features(config, folded, _AT_ONCE, max(prompts.reference_tokens, new))
     real = features.of(
         [prompts.begin + tokenizer.encode(text, goes_on=True) for text in references]
@@ -138,33 +158,32 @@ def corpus(
 
 
 class _Writer:
-    """Texts of the plain model, some at a time."""
+    """Texts of the plain model, some at a time. calls: a token of a text each."""
 
     def __init__(self, settings: AugPE, lanes: Lanes, prompts: Prompts) -> None:
         self._settings, self._lanes, self._ends = settings, lanes, prompts.tokenizer.eos_ids
-
-    @property
-    def calls(self) -> int:
-        return self._lanes.calls
+        self.calls = 0
 
     def texts(self, rows: Sequence[list[int]], prg: Prg) -> list[Made]:
         made: list[Made] = []
-        for start in range(0, len(rows), _AT_ONCE):
-            some = rows[start : start + _AT_ONCE]
-            full = [*some, *[some[-1]] * (_AT_ONCE - len(some))]
-            made += self._some(full, prg)[: len(some)]
+        for start in range(0, len(rows), self._lanes.lanes):
+            made += self._some(rows[start : start + self._lanes.lanes], prg)
         return made
 
     def _some(self, rows: Sequence[list[int]], prg: Prg) -> list[Made]:
         made: list[list[int]] = [[] for _ in rows]
         ended = [False] * len(rows)
-        logits = self._lanes.begin(rows)
+        unread = self._lanes.lanes - len(rows)  # lanes
+        logits = self._lanes.begin([*rows, *[rows[-1]] * unread])
         for number in range(self._settings.max_new_tokens):
-            tokens = [self._token(row, prg) for row in logits]
-            for i, token in enumerate(tokens):
-                ended[i] = ended[i] or token in self._ends
+            tokens = [0] * self._lanes.lanes
+            for i in range(len(rows)):
                 if not ended[i]:
-                    made[i].append(token)
+                    tokens[i] = self._token(logits[i], prg)
+                    ended[i] = tokens[i] in self._ends
+                    self.calls += 1
+                    if not ended[i]:
+                        made[i].append(tokens[i])
             if all(ended) or number + 1 == self._settings.max_new_tokens:
                 break
             logits = self._lanes.step(tokens)
