@@ -81,13 +81,17 @@ def in_results(result: Row, origin: str) -> list[str]:
 
 
 def with_seconds(files: Files) -> list[str]:
-    """Return the paragraphs of one result whose seconds are the processor's, which other work on
-    the machine hardly changes.
+    """Return the paragraphs of one result, or of several of the same texts, whose seconds are the
+    processor's, which other work on the machine hardly changes. Settings are the first one's.
     """
-    ((name, data),) = files.items()
-    before, end = data["machine"]["load"]
+    results = list(files.values())
+    rows = [row for result in results for row in result["rows"]]
+    whole = {**results[0], "rows": [row for i, row in enumerate(rows) if row not in rows[:i]]}
+    loads = [result["machine"]["load"] for result in results]
+    before, end = max(load[0] for load in loads), max(load[1] for load in loads)
     load = f"load {before:.1f} before, {end:.1f} at the end, seconds of one core's work"
-    return in_results(data, saved_results.under_table([name], [data["machine"]], load))
+    machines = [result["machine"] for result in results]
+    return in_results(whole, saved_results.under_table(list(files), machines, load))
 
 
 def over_batches(result: Row, origin: str) -> list[str]:

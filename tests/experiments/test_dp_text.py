@@ -296,6 +296,26 @@ def test_tables_have_infeasible_cells_in_their_places() -> None:
     assert dp_text_report.in_results(result, "*origin*").count("*origin*") == 4
 
 
+def test_results_of_the_same_texts_are_shown_together() -> None:
+    """Two processes measured them; what both measured stands there once."""
+    real = row("real texts", None, None, None, 1.0)
+    ours = made_up(real, row("invisibleink", 10.0, 7, 8.0, 0.75, 50, processor_s=0.0213))
+    others = made_up(real, row("augpe", 10.0, 1, 8.0, 0.7, 50, iterations=1))
+    machine = {"commit": "abc", "cores": 2, "memory_gib": 24.0, "date": "2026-11-01"}
+    files = {
+        "one": ours | {"machine": machine | {"load": [1.0, 4.0]}},
+        "two": others | {"machine": machine | {"load": [3.0, 2.0]}},
+    }
+    shown = "\n\n".join(dp_text_report.with_seconds(files))
+    assert shown.count("| real texts | – |") == 2  # of MAUVE, and of perplexity
+    assert "| InvisibleInk, k = 50, B = 7 | 8 |" in shown and "| 21.3 |" in shown
+    assert "| AugPE, k = 50, 1 iteration | 8 |" in shown
+    assert "load 3.0 before, 4.0 at the end" in shown and "data/two.json" in shown
+    files["two"]["machine"] = files["two"]["machine"] | {"commit": "other"}
+    with pytest.raises(ValueError, match="several commits"):
+        dp_text_report.with_seconds(files)
+
+
 def test_batches_are_shown_with_the_length_of_texts() -> None:
     """A budget that ends early cuts texts short, which MAUVE alone does not tell."""
     rows = [
