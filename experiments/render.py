@@ -234,9 +234,7 @@ TABLES: dict[str, Tables] = {
     "dp_text_batches": single("dp_text_batches", dp_text_report.over_batches, seconds=False),
     "dp_text_smollm2": Tables(("dp_text_smollm2",), dp_text_report.with_seconds, seconds=False),
     "dp_text_library": Tables(
-        ("dp_text_library", "dp_text_library_baselines"),
-        dp_text_report.with_seconds,
-        seconds=False,
+        ("dp_text_library", "dp_text_library_baselines"), dp_text_report.with_seconds, seconds=False
     ),
     "noir": single("noir", noir_report.in_results, seconds=False),
     "noir_more": single("noir_more", noir_report.in_results, seconds=False),

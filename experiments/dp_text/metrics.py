@@ -22,17 +22,15 @@ too low: a text that is drawn twice makes a sample look further away than it is.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy.cluster.vq import kmeans2
 
-from models.family import ModelConfig, Params, logits
+from models.family import ModelConfig
+from spu_llm.systems.dp_text.lanes import Nats
 
 Z = 2.576  # 99 %
 SCALING = 5.0
@@ -125,42 +123,21 @@ def shares(labels: np.ndarray, count: int) -> np.ndarray:
 
 
 class Perplexity:
-    """Perplexity of texts after one context, under a model. room: tokens of a text at most."""
+    """Perplexity of texts after one context, under a model whose weights are folded. room: tokens
+    of a text at most.
+    """
 
     def __init__(
-        self, config: ModelConfig, params: Params, context: Sequence[int], room: int
+        self, config: ModelConfig, weights: Any, context: Sequence[int], room: int
     ) -> None:
-        self._context, self._room = list(context), room
-        self._params = jax.device_put(params)
-        self._run = jax.jit(functools.partial(_losses, config, len(self._context)))
+        self._room = room
+        self._nats = Nats(config, weights, _AT_ONCE, context, room)
 
     def of(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the perplexity of each text, float64 [text]; NaN for an empty one."""
-        nats: list[np.ndarray] = []
-        for start in range(0, len(texts), _AT_ONCE):
-            some = [list(text[: self._room]) for text in texts[start : start + _AT_ONCE]]
-            rows = np.zeros((_AT_ONCE, len(self._context) + self._room), np.int32)
-            lengths = np.zeros(_AT_ONCE, np.int32)
-            for i, text in enumerate(some):
-                rows[i, : len(self._context) + len(text)] = [*self._context, *text]
-                lengths[i] = len(text)
-            losses = np.asarray(self._run(self._params, rows, lengths), np.float64)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                nats.append(np.exp(losses / lengths)[: len(some)])
-        return np.concatenate(nats)
-
-
-def _losses(
-    config: ModelConfig, context: int, params: Params, rows: jax.Array, lengths: jax.Array
-) -> jax.Array:
-    """Compute [text]: nats of all tokens after the context together."""
-
-    def one(row: jax.Array, length: jax.Array) -> jax.Array:
-        logs = jax.nn.log_softmax(logits(params, config, row)[context - 1 : -1], axis=-1)
-        nats = -jnp.take_along_axis(logs, row[context:, None], axis=1)[:, 0]
-        return jnp.sum(jnp.where(jnp.arange(len(nats)) < length, nats, 0.0))
-
-    return jax.lax.map(lambda pair: one(*pair), (rows, lengths))
+        lengths = np.array([min(len(text), self._room) for text in texts])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.exp(self._nats.of(texts) / lengths)
 
 
 # ---- names, means

@@ -88,9 +88,11 @@ class Study:
         self.prompts = origin.prompts(private, tokenizer, self.config.context, plan.tokens)
         self.vary = origin.variations(private, tokenizer, self.config.context, plan.tokens)
         self._features = Features(self.config, self.weights, 16, 1 + plan.tokens)
-        config, draft = load_model(public)
-        context = self.prompts.public
-        self._perplexity = metrics.Perplexity(config, draft, context, plan.tokens)
+        judge = (self.config, self.weights)
+        if public != private:
+            config, params = load_model(public)
+            judge = (config, folded(config, params))
+        self._perplexity = metrics.Perplexity(*judge, self.prompts.public, plan.tokens)
         self.real = Sample(self, self.corpus.real)
 
     def features(self, tokens: Sequence[list[int]]) -> np.ndarray:

@@ -25,6 +25,7 @@ from spu_llm.app import cli
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.corpus import method_for
+from spu_llm.systems.dp_text.lanes import folded
 from tests.experiments.dp_text_results import made_up, not_run, row, untimed
 from tests.kit.library import make_library
 
@@ -111,10 +112,11 @@ def test_the_area_under_a_frontier() -> None:
     assert metrics.frontier_area(p, half) == pytest.approx(metrics.frontier_area(half, p))
 
 
-def test_perplexity_is_that_of_the_model(tiny_pair: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("known", [1, 3])
+def test_perplexity_is_that_of_the_model(tiny_pair: tuple[Path, Path], known: int) -> None:
     config, params = load_model(tiny_pair[1])
-    context, texts = [5, 6, 7], [[8, 9, 10], [11], [], [12, 13, 14, 15, 16]]
-    actual = metrics.Perplexity(config, params, context, 5).of(texts)
+    context, texts = [5, 6, 7][:known], [[8, 9, 10], [11], [], [12, 13, 14, 15, 16]]
+    actual = metrics.Perplexity(config, folded(config, params), context, 5).of(texts)
     scorer = Scorer(config, params, 16)
     for text, value in zip(texts, actual, strict=True):
         if text:

@@ -47,7 +47,7 @@ class Lanes:
             raise ValueError(f"{room} + {new_tokens} tokens do not fit {config.context} positions")
         self.lanes, self.room, self.calls = lanes, room, 0
         self._config, self._weights, self._new = config, weights, new_tokens
-        self._begin, self._prefill, self._step, _ = _compiled(config, HEAD)
+        self._begin, self._prefill, self._step, *_ = _compiled(config, HEAD)
         self._prefix, self._of_prefix = list(prefix), None
         self._cache: Any = None
         self._lengths = np.zeros(lanes, np.int32)
@@ -108,7 +108,7 @@ class Features:
     def __init__(self, config: ModelConfig, weights: Any, lanes: int, room: int) -> None:
         self._lanes, self._room = lanes, min(room, config.context)
         self._weights, self._config = weights, config
-        *_, self._run = _compiled(config, HEAD)
+        self._run = _compiled(config, HEAD)[3]
 
     def of(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
         """Compute the points float32 [text, width] of token rows; zeros for an empty text."""
@@ -124,19 +124,50 @@ class Features:
         return np.concatenate(features)
 
 
+class Nats:
+    """Surprise of texts after one context, which is computed once: `lanes` texts at a time, of
+    `room` tokens at most.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Any, lanes: int, context: Sequence[int], room: int
+    ) -> None:
+        self._config, self._weights, self._lanes, self._room = config, weights, lanes, room
+        self._last, positions = context[-1], len(context) - 1 + room
+        begin, self._run = _compiled(config, HEAD)[0], _compiled(config, HEAD)[-1]
+        before, empty = np.array(context[:-1], np.int32), config.empty_cache(positions, 1)
+        one = begin(weights, empty, before) if len(before) else empty
+        self._cache = jax.tree.map(lambda rows: jnp.tile(rows, (lanes, 1, 1)), one)
+
+    def of(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Return the nats of each text's tokens together, float64 [text]; 0 for an empty one."""
+        nats = np.zeros(len(texts))
+        for start in range(0, len(texts), self._lanes):
+            some = [list(text[: self._room]) for text in texts[start : start + self._lanes]]
+            rows = np.zeros((self._lanes, 1 + self._room), np.int32)
+            rows[:, 0] = self._last
+            for row, text in zip(rows, some, strict=False):
+                row[1 : 1 + len(text)] = text
+            of_tokens = np.asarray(self._run(self._weights, self._cache, rows), np.float64)
+            for i, text in enumerate(some):
+                nats[start + i] = of_tokens[i, : len(text)].sum()
+        return nats
+
+
 def folded(config: ModelConfig, params: Params) -> Any:
     """Fold the weights that `Lanes` computes with; made once for several."""
     return jax.device_put(family_of(config).fold(params, config))
 
 
 @functools.cache
-def _compiled(config: ModelConfig, head: Any) -> tuple[Any, Any, Any, Any]:
-    """Compile the four functions below, each once for each of its shapes."""
+def _compiled(config: ModelConfig, head: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Compile the five functions below, each once for each of its shapes."""
     return (
         jax.jit(functools.partial(_begin, config)),
         jax.jit(functools.partial(_prefill, config, head), static_argnames="start"),
         jax.jit(functools.partial(_step, config, head), donate_argnums=1),
         jax.jit(functools.partial(_features, config)),
+        jax.jit(functools.partial(_nats, config, head)),
     )
 
 
@@ -174,6 +205,17 @@ def _features(
     inside = jnp.arange(room)[None] < lengths[:, None]
     total = jnp.sum(jnp.where(inside[..., None], out.reshape(lanes, room, -1), 0.0), axis=1)
     return total / jnp.maximum(jnp.linalg.norm(total, axis=1, keepdims=True), 1e-12)
+
+
+def _nats(
+    config: ModelConfig, head: Any, weights: Any, cache: Block, tokens: jax.Array
+) -> jax.Array:
+    """Return the surprise of each token but a row's first, float32 [lanes, room]."""
+    lanes, room = tokens.shape[0], tokens.shape[1] - 1
+    rows = _following(cache.positions - room, lanes, room, cache)
+    out, _ = _forward(config, weights, tokens[:, :-1].reshape(-1), rows, cache)
+    logs = jax.nn.log_softmax(_head(config, head, weights, out), axis=-1)
+    return -jnp.take_along_axis(logs, tokens[:, 1:].reshape(-1, 1), axis=1).reshape(lanes, room)
 
 
 def _following(start: int, lanes: int, room: int, cache: Block) -> Rows:
