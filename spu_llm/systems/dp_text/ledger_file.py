@@ -1,14 +1,14 @@
 """A corpus as it is written, and beside it the account of what was spent for it.
 
-    FILE              a text a line, in the order in which they are made
+    FILE              a text a line, in the order in which they are begun
     FILE.ledger       0600, the curator's own: the run's parameters, how many texts were *begun*,
-                      what that spent, and while one is being made the key of its randomness
+                      what that spent, and while some are being made the key of their randomness
 
 A text is entered as begun, durably, before its first token is drawn, so that what was spent is
 never more than what the ledger says, wherever the process is killed. A run that goes on makes a
 text that was begun and is not in FILE again with the same key: the same draws on the same
-references, the same text, nothing more to learn from, and so not spent a second time. The key is
-wiped once the text is durable. FILE is locked as long as a run writes it.
+references, the same text, nothing more to learn from, and so not spent a second time. Texts that
+are made together have one key, and are made together again. The key is wiped once they are durable. FILE is locked as long as a run writes it.
 """
 
 from __future__ import annotations
