@@ -8,7 +8,8 @@ A text is entered as begun, durably, before its first token is drawn, so that wh
 never more than what the ledger says, wherever the process is killed. A run that goes on makes a
 text that was begun and is not in FILE again with the same key: the same draws on the same
 references, the same text, nothing more to learn from, and so not spent a second time. Texts that
-are made together have one key, and are made together again. The key is wiped once they are durable. FILE is locked as long as a run writes it.
+are made together have one key, and are made together again. The key is wiped once they are
+durable. FILE is locked as long as a run writes it.
 """
 
 from __future__ import annotations
