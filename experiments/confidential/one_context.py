@@ -20,7 +20,8 @@ from models.family import ModelConfig, Params, family_of
 from models.hf import load_model
 from models.scoring import Scored, Scorer, lanes_after
 
-_AT_ONCE = 64  # texts that go through the model together; a single one goes alone
+# Texts that go through the model together. 512 fakes and the target are three times the last.
+_AT_ONCE = (1, 16, 171)
 
 
 class OneContext(Scorer):
@@ -65,7 +66,7 @@ class OneContext(Scorer):
             raise ValueError(f"{at + 1} tokens do not fit the {self._after} after a context")
         rows = texts._cache[parents]
         after = np.empty((m, self.vocab_size), np.float32)
-        few = 1 if m == 1 else _AT_ONCE
+        few = next((size for size in _AT_ONCE if m <= size), _AT_ONCE[-1])
         for start in range(0, m, few):
             part = slice(start, min(start + few, m))
             more = few - (part.stop - start)

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from experiments.common import commands
+from experiments.common import commands, saved
 from experiments.common.cells import Cells, with_rows
-from experiments.common.report import Column, rows_table
+from experiments.common.report import Column, Files, rows_table
 from experiments.confidential.fakes import EPSILONS, MOST
 from experiments.confidential.one_context import OneContext
 from experiments.confidential.personal_data import CLASSES, FORMS, SENTENCES, sentences
@@ -149,13 +149,23 @@ def table(result: Row) -> str:
             lambda of: str(np.sum(np.array(_at(of, middle)["fakes"]) < _FEW)),
         ),
         Column(f"with the form, at ε = {largest:g}", lambda of: _formed(_at(of, largest))),
-        Column("processor seconds, median", lambda of: _seconds(of, np.median)),
+        Column("processor seconds at each ε, median", lambda of: _seconds(of, np.median)),
         Column("largest", lambda of: _seconds(of, np.max)),
         Column("hidden by --redact patterns", lambda of: str(sum(of[0]["tagged"]))),
     ]
     kinds = dict.fromkeys(row["kind"] for row in rows)
     parts = ([row for row in rows if row["kind"] == kind] for kind in kinds)
     return "\n".join(rows_table(columns, (of for of in parts if len(of) == len(EPSILONS))))
+
+
+def in_results(files: Files) -> list[str]:
+    """Return the figures as paragraphs of their page in docs/results."""
+    ((name, data),) = files.items()
+    load = data["machine"]["load"]
+    beside = f"load {load[0]:.1f} before, {load[1]:.1f} at the end"
+    if not saved.timed(name):
+        beside += " (seconds beside other work: upper bounds)"
+    return [table(data), saved.under_table(files, [data["machine"]], beside)]
 
 
 def _at(rows: Sequence[Row], eps: float) -> Row:

@@ -45,7 +45,7 @@ def test_every_secret_has_its_form_and_text_around_it() -> None:
     assert {"name", "date", "gender", "medication"} <= set(PUBLISHED)
     for kind in CLASSES:
         of = sentences(kind)
-        assert 6 <= len(of) <= 8
+        assert len(of) == 6
         for marked in of:
             (span,) = marked.redacted
             assert kind in ("age", "gender", "ethnicity", "name") or span.start > 0
@@ -97,7 +97,7 @@ def test_patterns_hide_numbers_and_no_plain_words() -> None:
     def count(kind: str) -> int:
         return sum(personal.is_tagged(tokenised(s, tokenizer)) for s in sentences(kind))
 
-    assert count("email") == 6 and count("age") == 8
+    assert count("email") == 6 and count("age") == 6
     assert count("medication") == count("ethnicity") == 0
 
 

@@ -17,6 +17,7 @@ the model reads as a prompt for infilling (`infilling`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -53,21 +54,20 @@ def as_printed(
     texts = public.scorer.begin(before)  # S_fake, the empty string
     start = texts.tokens.shape[1]
     columns, totals = np.zeros((1, 0), np.int32), np.zeros(1)
-    for i, rho in enumerate(_probabilities(public, before, own)):
+    rhos = _probabilities(public, before, own)
+    for i, rho in enumerate(rhos):
         # floor(rho / eps') eps' < P(x) <= (floor(rho / eps') + 1) eps'
         low = np.floor(rho / step) * step
         # The target is one too many while it may be among them.
         parents, tokens, joint = _likeliest(texts, low, low + step, fakes + 1)
         if not len(parents):
-            return PublishedFakes([], np.zeros(0), _joint(public, before, own))
+            return PublishedFakes([], np.zeros(0), math.prod(rhos))
         columns, totals = np.column_stack([texts.tokens[parents, start:], tokens]), joint
         if i + 1 < len(own):  # what follows the last token does not matter
             texts = public.scorer.extended(texts, parents, tokens[:, None])
     made = columns.tolist()
     others = [i for i, fake in enumerate(made) if fake != own][:fakes]
-    return PublishedFakes(
-        [made[i] for i in others], np.exp(totals[others]), _joint(public, before, own)
-    )
+    return PublishedFakes([made[i] for i in others], np.exp(totals[others]), math.prod(rhos))
 
 
 def as_programmed(
@@ -185,11 +185,12 @@ def _largest(values: np.ndarray, count: int) -> np.ndarray:
 
 def _probabilities(public: Public, before: list[int], own: list[int]) -> list[float]:
     """Compute rho of every step: of the target's next token, given what is before it."""
-    texts, logs = public.scorer.begin(before), []
-    for token in own:
-        logs.append(float(np.exp(texts.next[0, token].astype(np.float64))))
-        texts = public.scorer.extended(texts, np.zeros(1, int), np.array([[token]]))
-    return logs
+    texts, chances = public.scorer.begin(before), []
+    for i, token in enumerate(own):
+        if i:
+            texts = public.scorer.extended(texts, np.zeros(1, int), np.array([[own[i - 1]]]))
+        chances.append(float(np.exp(texts.next[0, token].astype(np.float64))))
+    return chances
 
 
 def _joint(public: Public, before: list[int], own: list[int]) -> float:
