@@ -22,7 +22,7 @@ from experiments.common import claims, saved
 from experiments.common.report import Files
 from experiments.completions import alignment, drafts, lengths, shipped, speedup, transcript, trees
 from experiments.completions import report as completions_report
-from experiments.confidential import attack_tables, fakes, obfuscation
+from experiments.confidential import attack_tables, fakes, obfuscation, personal, vault_memory
 from experiments.confidential import report as confidential_report
 from experiments.cost_model import capacity
 from experiments.dp_text import report as dp_text_report
@@ -225,6 +225,8 @@ TABLES: dict[str, Tables] = {
     "confidential": single("confidential", confidential_report.in_results),
     "obfuscation": printed("obfuscation", obfuscation.table),
     "fakes": printed("fakes", fakes.table, seconds=False),
+    "personal": Tables(("personal",), personal.in_results, seconds=False),
+    "vault_memory": printed("vault_memory", vault_memory.table, seconds=False),
     "dp_text": single("dp_text", dp_text_report.in_results, seconds=False),
     "dp_text_more": single("dp_text_more", dp_text_report.in_results, seconds=False),
     "dp_text_temperatures": single(

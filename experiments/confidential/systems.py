@@ -85,12 +85,15 @@ class Process:
 
 @dataclass
 class System:
-    """Processes of one of `SYSTEMS`: the model owner's, and one for each user."""
+    """Processes of one of `SYSTEMS`: the model owner's, and one for each user. fakes: positions in
+    which a user's prompts differ, where a vault is to keep the others once (`compact`).
+    """
 
     name: str
     owners: list[Process]
     users: list[Process]
     ports: list[int]  # of vaults
+    fakes: Sequence[int] = ()
 
     def processes(self, users: int) -> dict[str, list[Process]]:
         """Return the processes that so many users need, by role."""
@@ -106,7 +109,7 @@ class System:
                 for process, rows in zip(self.users, prompts, strict=False)
             ]
         return [
-            _vault_caller(self.owners[0], port, rows, count)
+            _vault_caller(self.owners[0], port, rows, count, self.fakes)
             for port, rows in zip(self.ports, prompts, strict=False)
         ]
 
@@ -138,11 +141,13 @@ def _line_caller(process: Process, prompts: Sequence[Rows], count: int) -> Calle
     return Caller(call, functools.partial(process.say, what="go"))
 
 
-def _vault_caller(engine: Process, port: int, rows: Rows, count: int) -> Caller:
+def _vault_caller(
+    engine: Process, port: int, rows: Rows, count: int, fakes: Sequence[int]
+) -> Caller:
     def call(on_tokens: OnTokens) -> TextsOf:
         answered = user.generate(
             told.Place("127.0.0.1", port, None),
-            lambda model: user.Wish(rows, [], count, 0.0),
+            lambda model: user.Wish(rows, [], count, 0.0, fakes=fakes),
             on_tokens=lambda lanes, tokens: on_tokens(),
         )
         return [answered.tokens]

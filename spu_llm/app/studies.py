@@ -110,6 +110,14 @@ STUDIES = {
         "experiments.confidential.fakes",
         "what the number of fakes of a secret depends on: length, kind, spelling, model",
     ),
+    "experiment personal": (
+        "experiments.confidential.personal",
+        "how many fakes personal data has, by its class",
+    ),
+    "experiment vault-memory": (
+        "experiments.confidential.vault_memory",
+        "a vault's memory against its fakes, exact and compact",
+    ),
     "experiment confidential": (
         "experiments.confidential.study",
         "confidential prompting: latency, throughput and memory of its systems",

@@ -17,17 +17,20 @@ the model reads as a prompt for infilling (`infilling`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from models.scoring import Scored
 from spu_llm.core.prg import Prg
 from spu_llm.systems.confidential.obfuscation import Public, TooFewError, shuffled
 from spu_llm.systems.confidential.spans import Prompt
 
 PROGRAM_MARGIN = 1e-3
 VARIANTS = ("printed", "program")
+_AT_ONCE = 64  # texts whose next tokens are looked at together
 
 
 @dataclass(frozen=True)
@@ -51,25 +54,20 @@ def as_printed(
     texts = public.scorer.begin(before)  # S_fake, the empty string
     start = texts.tokens.shape[1]
     columns, totals = np.zeros((1, 0), np.int32), np.zeros(1)
-    for i, rho in enumerate(_probabilities(public, before, own)):
+    rhos = _probabilities(public, before, own)
+    for i, rho in enumerate(rhos):
         # floor(rho / eps') eps' < P(x) <= (floor(rho / eps') + 1) eps'
         low = np.floor(rho / step) * step
-        chances = np.exp(texts.next.astype(np.float64))
-        parents, tokens = np.nonzero((low < chances) & (chances <= low + step))
-        if not len(parents):
-            return PublishedFakes([], np.zeros(0), _joint(public, before, own))
-        joint = texts.total[parents] + texts.next[parents, tokens]
         # The target is one too many while it may be among them.
-        best = np.argsort(-joint, kind="stable")[: fakes + 1]
-        columns = np.column_stack([texts.tokens[parents[best], start:], tokens[best]])
-        totals = joint[best]
+        parents, tokens, joint = _likeliest(texts, low, low + step, fakes + 1)
+        if not len(parents):
+            return PublishedFakes([], np.zeros(0), math.prod(rhos))
+        columns, totals = np.column_stack([texts.tokens[parents, start:], tokens]), joint
         if i + 1 < len(own):  # what follows the last token does not matter
-            texts = public.scorer.extended(texts, parents[best], tokens[best, None])
+            texts = public.scorer.extended(texts, parents, tokens[:, None])
     made = columns.tolist()
     others = [i for i, fake in enumerate(made) if fake != own][:fakes]
-    return PublishedFakes(
-        [made[i] for i in others], np.exp(totals[others]), _joint(public, before, own)
-    )
+    return PublishedFakes([made[i] for i in others], np.exp(totals[others]), math.prod(rhos))
 
 
 def as_programmed(
@@ -158,13 +156,41 @@ def claimed_bound(eps: float, targets: int, fakes: int) -> float:
     return 1 / (fakes + 1) + targets * eps
 
 
+def _likeliest(
+    texts: Scored, low: float, high: float, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the `count` likeliest of all texts longer by one token x with low < P(x) <= high, the
+    likeliest first: numbers of the texts, tokens, and log-probabilities.
+    """
+    parents, tokens = np.zeros(0, int), np.zeros(0, int)
+    joint = np.zeros(0)
+    for start in range(0, len(texts.next), _AT_ONCE):
+        chances = np.exp(texts.next[start : start + _AT_ONCE].astype(np.float64))
+        some, others = np.nonzero((low < chances) & (chances <= high))
+        parents, tokens = np.append(parents, start + some), np.append(tokens, others)
+        added = texts.total[start + some] + texts.next[start + some, others]
+        best = _largest(np.append(joint, added), count)
+        joint = np.append(joint, added)[best]
+        parents, tokens = parents[best], tokens[best]
+    return parents, tokens, joint
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Return where the `count` largest values are, the largest first, of equal ones the first."""
+    near = np.arange(len(values))
+    if len(values) > count:
+        near = np.flatnonzero(values >= np.partition(values, -count)[-count])
+    return near[np.argsort(-values[near], kind="stable")][:count]
+
+
 def _probabilities(public: Public, before: list[int], own: list[int]) -> list[float]:
     """Compute rho of every step: of the target's next token, given what is before it."""
-    texts, logs = public.scorer.begin(before), []
-    for token in own:
-        logs.append(float(np.exp(texts.next[0, token].astype(np.float64))))
-        texts = public.scorer.extended(texts, np.zeros(1, int), np.array([[token]]))
-    return logs
+    texts, chances = public.scorer.begin(before), []
+    for i, token in enumerate(own):
+        if i:
+            texts = public.scorer.extended(texts, np.zeros(1, int), np.array([[own[i - 1]]]))
+        chances.append(float(np.exp(texts.next[0, token].astype(np.float64))))
+    return chances
 
 
 def _joint(public: Public, before: list[int], own: list[int]) -> float:

@@ -29,7 +29,7 @@ def by_patterns(text: str) -> Sequence[Span]:
 
 def by_presidio(text: str) -> Sequence[Span]:
     """Find what Microsoft's presidio-analyzer takes for personal data in English. InputError where
-    it is not installed: an optional extra, with a language model of its own.
+    it or its language model is not installed: an optional extra.
     """
     try:
         from presidio_analyzer import AnalyzerEngine
@@ -37,7 +37,14 @@ def by_presidio(text: str) -> Sequence[Span]:
         raise InputError(
             "--redact presidio needs presidio-analyzer: pip install 'spu-llm[presidio]'"
         ) from None
-    results = AnalyzerEngine().analyze(text=text, language="en")
+    try:
+        analyzer = AnalyzerEngine()
+    except (Exception, SystemExit) as exc:  # spaCy fetches a model that is missing, or exits
+        raise InputError(
+            "--redact presidio: its language model is missing and could not be fetched; "
+            "python -m spacy download en_core_web_lg"
+        ) from exc
+    results = analyzer.analyze(text=text, language="en")
     return [Span(result.start, result.end) for result in results]
 
 

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.scoring import Scored
 from spu_llm.core.prg import Prg
+from spu_llm.systems.confidential import published
 from spu_llm.systems.confidential.published import (
     PROGRAM_MARGIN,
     PublishedFakes,
@@ -126,3 +128,20 @@ def test_rows_take_fakes_of_all_spans_and_nothing_else_changes(variant: str) -> 
     head, tail = prompt.targets[0].start, len(prompt.tokens) - prompt.targets[-1].stop
     for row in made:
         assert row[:head] == prompt.tokens[:head] and row[-tail:] == prompt.tokens[-tail:]
+
+
+@pytest.mark.parametrize(("texts", "most"), [(1, 10), (130, 9), (70, 513)])
+def test_a_step_keeps_the_likeliest_of_all_candidates(texts: int, most: int) -> None:
+    """Also of equal ones, of which there are many here: the first."""
+    source = np.random.default_rng(texts)
+    logs = np.log(source.integers(1, 6, (texts, 20)) / 10).astype(np.float32)
+    totals = np.log(source.integers(1, 4, texts) / 8)
+    scored = Scored(np.zeros((texts, 1), np.int32), totals, logs, None)
+    chances = np.exp(logs.astype(np.float64))
+    for low, high in ((0.0, 0.35), (0.15, 0.25), (0.9, 1.0)):
+        parents, tokens = np.nonzero((low < chances) & (chances <= high))
+        joint = totals[parents] + logs[parents, tokens]
+        best = np.argsort(-joint, kind="stable")[:most]
+        wanted = parents[best], tokens[best], joint[best]
+        for one, other in zip(published._likeliest(scored, low, high, most), wanted, strict=True):
+            assert np.array_equal(one, other)

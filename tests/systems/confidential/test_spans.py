@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 
 import pytest
 from hypothesis import given
@@ -116,6 +118,19 @@ def test_patterns_find_personal_data_and_nothing_in_plain_words() -> None:
 def test_a_tagger_is_no_match_for_tags_that_are_there() -> None:
     with pytest.raises(InputError, match="has tags already"):
         tagged("a <redacted>b</redacted>", by_patterns)
+
+
+@pytest.mark.parametrize("error", [OSError("no route"), SystemExit(1)])
+def test_presidio_says_how_to_get_its_language_model(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise error
+
+    library = types.SimpleNamespace(AnalyzerEngine=fails)
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", library)
+    with pytest.raises(InputError, match="python -m spacy download en_core_web_lg"):
+        TAGGERS["presidio"]("text")
 
 
 def test_presidio_says_how_to_get_it() -> None:
