@@ -89,7 +89,8 @@ def under_table(
         beside = {index.get(name, {}).get("beside", "nothing else") for name in names}
         load_text = f"load {ends} at the start, {' and '.join(sorted(beside))}"
     links = ", ".join(map(link, names))
-    return f"*Commit {commit}, {day}; {cores} cores, {memory} GiB; {load_text}; {links}.*"
+    counted = "1 core" if cores == 1 else f"{cores} cores"
+    return f"*Commit {commit}, {day}; {counted}, {memory} GiB; {load_text}; {links}.*"
 
 
 def runs_in(path: Path | None) -> dict[str, Any]:

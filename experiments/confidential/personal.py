@@ -50,7 +50,7 @@ class PersonalPlan:
 
 @dataclass(frozen=True)
 class Study:
-    """What all cells share: the public model, and sentences by class."""
+    """The public model and sentences by class, which all cells share."""
 
     public: Public
     prompts: dict[str, list[Prompt]]

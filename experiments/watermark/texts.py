@@ -114,8 +114,8 @@ def distribution_of(logits: np.ndarray, temperature: float, never: Sequence[int]
 
 @dataclass(frozen=True)
 class Method:
-    """Method that chooses the tokens. m, k: candidates, and tokens of each. keys: levels of the recursive
-    watermark, m each. history: whether an n-gram marks once.
+    """Method that chooses the tokens. m, k: candidates, and tokens of each. keys: levels of the
+    recursive watermark, m each. history: whether an n-gram marks once.
     """
 
     name: str
