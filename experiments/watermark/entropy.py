@@ -45,8 +45,9 @@ MIXED = (25, 50, 75, 100, 150, 200, 250)  # the paper's
 AT = (50, 100)  # tokens at which groups of prompts are compared
 MOST = 80  # tokens of a prompt
 # In the order in which they are run.
-CORE = (*(Method("flat", m) for m in (2, 16)), AARONSON, GREEN[1], KUDITIPUDI, Method("flat", 4))
-ONCE = (GREEN[0], Method("flat", 1024))  # last, and at the first temperature alone
+CORE = (Method("flat", 2), Method("flat", 16), AARONSON, GREEN[1], KUDITIPUDI)
+# Last, and at the first temperature alone.
+ONCE = (GREEN[0], Method("flat", 4), Method("flat", 1024))
 ORDER = (RANDOM, *(Method("flat", m) for m in (2, 4, 16, 1024)), AARONSON, *GREEN[:2], KUDITIPUDI)
 Row = dict[str, Any]
 Say = Callable[[str], None]
