@@ -38,6 +38,7 @@ from experiments.split import report as noir_report
 from experiments.split import runs as split_runs
 from experiments.spu_baseline import options
 from experiments.watermark import drawing as watermark_drawing
+from experiments.watermark import entropy as watermark_entropy
 from experiments.watermark import long as watermark_long
 from experiments.watermark import report as watermark_report
 from experiments.watermark import runs as watermark_runs
@@ -254,6 +255,10 @@ TABLES: dict[str, Tables] = {
         for name in ("watermark_drawing", "watermark_drawing_1")
     },
     "watermark_long": single("watermark_long", watermark_long.in_results, seconds=False),
+    **{
+        name: single(name, watermark_entropy.in_results, seconds=False)
+        for name in ("watermark_entropy", "watermark_entropy_cold")
+    },
     "watermark_variants": single(
         "watermark_variants", watermark_variants.in_results, seconds=False
     ),

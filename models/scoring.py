@@ -133,17 +133,28 @@ def _run(
 
 
 def lanes_after(
-    config: ModelConfig, weights: Params, tokens: jax.Array, cache: Block, at: jax.Array
+    config: ModelConfig,
+    weights: Params,
+    tokens: jax.Array,
+    cache: Block,
+    at: jax.Array,
+    starts: jax.Array | None = None,
 ) -> tuple[jax.Array, Block]:
     """Run tokens [lane, k] after the first `at` rows of every sequence (lane) of the cache. Return
     normalised rows [lane, k, d] for the head, and the cache with the tokens' rows. Padding tokens
-    may stand past the context.
+    may stand past the context. starts: int32 [lane], the row that each sequence begins with; rows
+    before it are padding.
     """
     family, (lanes, k) = family_of(config), tokens.shape
-    columns = jnp.arange(cache.positions)
-    seen = columns[None] <= at + jnp.arange(k)[:, None]
-    positions = jnp.minimum(at + jnp.arange(k, dtype=jnp.int32), config.context - 1)
-    rows = Rows(jnp.tile(positions, (lanes, 1)), jnp.broadcast_to(seen, (lanes, *seen.shape)), at)
+    columns, places = jnp.arange(cache.positions), at + jnp.arange(k, dtype=jnp.int32)
+    seen = jnp.broadcast_to(columns[None] <= places[:, None], (lanes, k, cache.positions))
+    positions = jnp.tile(jnp.minimum(places, config.context - 1), (lanes, 1))
+    if starts is not None:
+        # A padding row sees itself alone, since every row has to see one.
+        itself = columns[None] == places[:, None]
+        seen = seen & (columns >= starts[:, None, None]) | itself
+        positions = jnp.maximum(positions - starts[:, None], 0)
+    rows = Rows(positions, seen, at)
     x = family.embed(weights, config, tokens.reshape(-1), rows.positions.reshape(-1))
     out, written, _ = family.forward(weights, config, x, rows, cache)
     return out.reshape(lanes, k, -1), written

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from scipy import stats
 
 FEW = 0.01  # false positives, of the partial area and of the rate of true ones
 ROUNDS = 200
@@ -74,6 +75,44 @@ def by_prompt(
             theirs = source.integers(0, len(others), len(others))
         drawn.append(figure(marked[mine].ravel(), others[theirs].ravel()))
     return _rounded(whole, drawn)
+
+
+def difference(
+    figure: Callable[[np.ndarray, np.ndarray], float],
+    one: tuple[np.ndarray, np.ndarray],
+    other: tuple[np.ndarray, np.ndarray],
+) -> Interval:
+    """Return a figure of `one` group of prompts less that of another, with its interval: scores
+    [prompt, ...] of marked texts and of others, in each group. Prompts are drawn within groups.
+    """
+    source = np.random.default_rng(0)
+    drawn = []
+    for _ in range(ROUNDS):
+        values = []
+        for marked, others in (one, other):
+            mine = source.integers(0, len(marked), len(marked))
+            values.append(figure(marked[mine].ravel(), others[mine].ravel()))
+        drawn.append(values[0] - values[1])
+    whole = [figure(marked.ravel(), others.ravel()) for marked, others in (one, other)]
+    return _rounded(whole[0] - whole[1], drawn)
+
+
+def correlation(one: np.ndarray, other: np.ndarray, rounds: int = 2000) -> Interval:
+    """Return Spearman's correlation, with its interval, of two values by prompt [prompt]; 0 where
+    all values of one side are alike.
+    """
+    source = np.random.default_rng(0)
+    rows = source.integers(0, len(one), (rounds, len(one)))
+    whole = _of_ranks(one[None], other[None])
+    return _rounded(float(whole[0]), _of_ranks(one[rows], other[rows]))
+
+
+def _of_ranks(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return Spearman's correlations of two sides [round, prompt]."""
+    ranks = [stats.rankdata(side, axis=1) for side in (one, other)]
+    first, second = (side - side.mean(axis=1, keepdims=True) for side in ranks)
+    spread = np.sqrt((first**2).sum(axis=1) * (second**2).sum(axis=1))
+    return np.asarray((first * second).sum(axis=1) / np.where(spread > 0, spread, 1.0))
 
 
 def mean(values: np.ndarray, rounds: int = 2000) -> Interval:

@@ -156,7 +156,7 @@ class Study:
             **self.distortion(base.samples[0], base),
             "agreement": agreement(base.samples[0].tokens, base.samples[1].tokens, 1),
             "calibration": calibration,
-            "nulls": {kind: _packed(base.nulls.scores(kind, self.judged)) for kind in kinds},
+            "nulls": {kind: packed(base.nulls.scores(kind, self.judged)) for kind in kinds},
         }
 
     # ---- a method
@@ -236,7 +236,7 @@ class Study:
                 },
                 "pooled": figures(*together),
                 "edited": edited,
-                "scores": _packed(judged),
+                "scores": packed(judged),
                 "median": round(float(np.median(judged)), 3),
             }
             if method in (MARK, RACE):
@@ -449,7 +449,7 @@ def drafting(written: Written) -> dict[str, Any]:
     for drafts in DRAFTS:
         steps = np.array([steps_of(row, drafts) for row in written.matched], float)
         counted[str(drafts)] = metrics.ratio(tokens, steps)
-        counted[f"{drafts} by text"] = _packed(steps)
+        counted[f"{drafts} by text"] = packed(steps)
     return counted
 
 
@@ -463,7 +463,7 @@ def steps_of(matched: np.ndarray, drafts: int) -> int:
     return steps
 
 
-def _packed(values: np.ndarray) -> str:
+def packed(values: np.ndarray) -> str:
     """Write many numbers on one line."""
     return " ".join(f"{x:.3g}" for x in values.ravel())
 

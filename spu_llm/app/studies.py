@@ -142,6 +142,10 @@ STUDIES = {
         "experiments.watermark.long",
         "a watermark: long texts and chunks, many candidates, prompts by their entropy",
     ),
+    "experiment watermark-entropy": (
+        "experiments.watermark.entropy",
+        "a watermark: long answers of a chat model, prompts by their entropy",
+    ),
     "experiment watermark-drawing": (
         "experiments.watermark.drawing",
         "a watermark: how its candidates are best drawn, at equal numbers of them",

@@ -21,7 +21,7 @@ from experiments.confidential import fakes  # noqa: E402
 from experiments.dp_text import study as dp_text  # noqa: E402
 from experiments.dp_text.plan import DpTextPlan  # noqa: E402
 from experiments.split import parts, study  # noqa: E402
-from experiments.watermark import command, drawing, long  # noqa: E402
+from experiments.watermark import command, drawing, entropy, long  # noqa: E402
 from experiments.watermark.plan import WatermarkPlan  # noqa: E402
 from spu_llm.api.defaults import shipped  # noqa: E402
 from spu_llm.app import cli  # noqa: E402
@@ -152,6 +152,7 @@ def test_cells_are_sent_without_what_they_share() -> None:
     model, plan = Path("model"), WatermarkPlan()
     studies: list[Cells[Any, Any]] = [
         *(of.all_cells(model, model, plan) for of in (command, drawing, long)),
+        entropy.all_cells(model, [model], entropy.EntropyPlan("", ())),
         parts.all_cells(model, parts.PartsPlan()),
         study.all_cells(model, study.NoirPlan()),
         fakes.all_cells(fakes.FakesPlan()),
