@@ -26,8 +26,10 @@ import numpy as np
 
 from experiments.common import commands
 from experiments.common.cells import Cells, with_rows
+from experiments.split import tuning_report
 from experiments.split.low_rank import LowRankClient
-from experiments.split.study import LENGTH, PAPER, drawn_codebook
+from experiments.split.study import LENGTH, NONE, PAPER, drawn_codebook
+from experiments.split.tuning_report import half, label
 from models.family import ModelConfig, Params
 from models.hf import load_model
 from models.split import Split
@@ -43,7 +45,6 @@ from spu_llm.systems.split.boundary import Boundary
 from spu_llm.systems.split.ends import client_ends
 from spu_llm.systems.split.tuning import Batches, ClientHalf, HostHalf, halves, tune
 
-NONE = "none"
 BATCH, ROUNDS, TRIAL = 16, 1024, 32
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 EPSILONS = (PAPER, 9.0)
@@ -315,19 +316,6 @@ def utility(
     }
 
 
-def half(x: np.ndarray) -> float:
-    """Return half the 95 % interval of a mean."""
-    return float(1.96 * x.std(ddof=1) / np.sqrt(len(x)))
-
-
-def label(row: Row) -> str:
-    """Name a variant."""
-    name = "no codebook"
-    if row["epsilon"] is not None:
-        name = f"{row['mechanism']}, ε / m = {row['epsilon']:.3g}"
-    return f"{name}, LoRA of rank {row['lora']} at the ends" if row["lora"] else name
-
-
 # ---- all cells
 
 
@@ -455,8 +443,6 @@ def plan_of(options: argparse.Namespace) -> TuningPlan:
 
 
 def command(options: argparse.Namespace) -> None:
-    from experiments.split import tuning_report
-
     commands.check_folders(options)
     plan, model = plan_of(options), commands.private_model(options)
     result = commands.resumed(options, plan, lambda *how: measure(model, plan, *how))

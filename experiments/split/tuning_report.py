@@ -14,8 +14,7 @@ from experiments.common import report
 from experiments.common.report import Column, rows_table
 from experiments.common.saved import under_table
 from experiments.split import report as noir_report
-from experiments.split.study import LENGTH
-from experiments.split.tuning import NONE, half, label
+from experiments.split.study import LENGTH, NONE
 
 NEAR = 1.05  # the criterion: perplexity within this factor of the untouched model's
 
@@ -35,6 +34,19 @@ def circumstances(result: Row) -> str:
         "files. 95 % intervals; ratios of perplexities are paired by window. Seconds of a round "
         "are the processors', not the clock's, of both parties' work together."
     )
+
+
+def half(x: np.ndarray) -> float:
+    """Return half the 95 % interval of a mean."""
+    return float(1.96 * x.std(ddof=1) / np.sqrt(len(x)))
+
+
+def label(row: Row) -> str:
+    """Name a variant."""
+    name = "no codebook"
+    if row["epsilon"] is not None:
+        name = f"{row['mechanism']}, ε / m = {row['epsilon']:.3g}"
+    return f"{name}, LoRA of rank {row['lora']} at the ends" if row["lora"] else name
 
 
 def curves_of(result: Row) -> list[Row]:

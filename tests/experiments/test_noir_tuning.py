@@ -54,7 +54,7 @@ def params() -> Params:
 
 @pytest.fixture(scope="module")
 def rows(params: Params) -> list[dict[str, Any]]:
-    """All rows of the plan."""
+    """Return all rows of the plan."""
     study = Study(params)
     tried = [study.row(cell, lambda words: None) for cell in tuning.trials(PLAN)]
     curves = [study.row(cell, lambda words: None) for cell in tuning.curves(PLAN, tried)]
