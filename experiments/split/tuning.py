@@ -188,6 +188,15 @@ def _windows(tokenizer: Tokenizer, files: Sequence[CorpusFile], count: int) -> n
     return np.array([there[i] for i in order], np.int32)
 
 
+def without_context(of: Texts, vocab: int) -> Row:
+    """Return the utility of a model that knows nothing but how frequent a token is in the text to
+    tune on, each counted once more, in the words of `utility`.
+    """
+    counts = 1 + np.bincount(of.tuned, minlength=vocab)
+    log_p, wanted = np.log(counts / counts.sum()), of.held_out[:, 1:]
+    return _summary(-log_p[wanted].mean(axis=1), (wanted == counts.argmax()).mean(axis=1))
+
+
 # ---- one cell
 
 
@@ -308,7 +317,11 @@ def utility(
         logits -= logits.max(axis=-1, keepdims=True)
         of_wanted = np.take_along_axis(logits, wanted[..., None], axis=-1)[..., 0]
         nats.append((np.log(np.exp(logits).sum(axis=-1)) - of_wanted).mean(axis=1))
-    each, hits = np.concatenate(nats), np.concatenate(right)
+    return _summary(np.concatenate(nats), np.concatenate(right))
+
+
+def _summary(each: np.ndarray, hits: np.ndarray) -> Row:
+    """Sum up the nats of each window, and the share of its tokens that are right."""
     return {
         "perplexity": [float(np.exp(each.mean())), half(each)],
         "accuracy": [float(hits.mean()), half(hits)],
@@ -337,6 +350,7 @@ def measure(
         "plan": asdict(plan),
         "files": study.texts.files,
         "text": len(study.texts.tuned),
+        "without_context": without_context(study.texts, study.config.vocab_size),
         "rows": list(done),
     }
     tried = list(trials(plan))
@@ -364,8 +378,8 @@ def all_cells(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Half an hour for the shipped model: each trial and each curve is written at once, and the "
-        "same command goes on."
+        "Hours for a published model: each trial and each curve is written at once, and the same "
+        "command goes on."
     )
     parser.add_argument(
         "--mechanisms",

@@ -26,13 +26,17 @@ def circumstances(result: Row) -> str:
     """Say what all rows share."""
     plan, (tuned, validation, held_out) = result["plan"], result["files"]
     front, back = plan["split"]
+    shares = result["without_context"]
     return (
         f"{result['model']}, {front} + {back} blocks at the client. A round has {plan['batch']} "
         f"windows of {LENGTH} tokens of {tuned} files, {result['text']:,} tokens in all. Learning "
         f"rates are tried for {plan['trial']} rounds, and perplexity is then of windows of "
         f"{validation} other files. Curves: {plan['windows']} windows of {held_out} held-out "
         "files. 95 % intervals; ratios of perplexities are paired by window. Seconds of a round "
-        "are the processors', not the clock's, of both parties' work together."
+        "are the processors', not the clock's, of both parties' work together. The shares of "
+        "tokens in the text to tune on, whatever came before, have a perplexity of "
+        f"{noir_report.perplexity(shares)}, and the likeliest is right for "
+        f"{noir_report.accuracy(shares)}."
     )
 
 

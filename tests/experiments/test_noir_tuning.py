@@ -141,8 +141,24 @@ def test_points_are_at_the_last_doublings() -> None:
     assert tuning.measured_at(256) == [0, 8, 16, 32, 64, 128, 256]
 
 
+def test_shares_of_tokens_are_a_model_without_context() -> None:
+    tokens = np.array([3, 3, 3, 1])
+    windows = np.array([[0, 3, 3], [0, 3, 1]])
+    actual = tuning.without_context(tuning.Texts(tokens, windows, windows, (1, 1, 1)), 4)
+    likely, other = np.log(4 / 8), np.log(2 / 8)
+    assert actual["nats"] == pytest.approx([-likely, -(likely + other) / 2], abs=1e-4)
+    assert actual["accuracy"][0] == 0.75
+
+
 def test_tables_have_every_row(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    result = {"model": "m", "plan": asdict(PLAN), "files": (2, 1, 1), "text": 400, "rows": rows}
+    result = {
+        "model": "m",
+        "plan": asdict(PLAN),
+        "files": (2, 1, 1),
+        "text": 400,
+        "without_context": {"perplexity": [300.0, 0.1], "accuracy": [0.03, 0.01]},
+        "rows": rows,
+    }
     tried, by_tokens, ends = tuning_report.tables(result)
     assert len(tried) == 2 + 4 and tried[0].count("|") == 3
     assert [line.split("|")[1].strip() for line in by_tokens[2:]] == ["0", "128", "256", "512"]
