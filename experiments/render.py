@@ -238,7 +238,9 @@ TABLES: dict[str, Tables] = {
     "noir_more": single("noir_more", noir_report.in_results, seconds=False),
     "noir_codebooks": single("noir_codebooks", noir_report.in_results, seconds=False),
     "noir_parts": single("noir_parts", noir_parts.in_results, seconds=False),
-    "noir_tuning": Tables(("noir_tuning_smollm2",), noir_tuning.in_results, seconds=False),
+    "noir_tuning": Tables(
+        ("noir_tuning_smollm2", "noir_tuning"), noir_tuning.in_results, seconds=False
+    ),
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),
     "split_programs": single("split_programs", split_programs.in_results, seconds=False),
     "split_runs": Tables(("split_runs",), split_runs.in_results),
