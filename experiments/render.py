@@ -36,6 +36,7 @@ from experiments.split import parts as noir_parts
 from experiments.split import programs as split_programs
 from experiments.split import report as noir_report
 from experiments.split import runs as split_runs
+from experiments.split import tuning_report as noir_tuning
 from experiments.spu_baseline import options
 from experiments.watermark import drawing as watermark_drawing
 from experiments.watermark import entropy as watermark_entropy
@@ -243,6 +244,9 @@ TABLES: dict[str, Tables] = {
     "noir_more": single("noir_more", noir_report.in_results, seconds=False),
     "noir_codebooks": single("noir_codebooks", noir_report.in_results, seconds=False),
     "noir_parts": single("noir_parts", noir_parts.in_results, seconds=False),
+    "noir_tuning": Tables(
+        ("noir_tuning_smollm2", "noir_tuning"), noir_tuning.in_results, seconds=False
+    ),
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),
     "split_programs": single("split_programs", split_programs.in_results, seconds=False),
     "split_runs": Tables(("split_runs",), split_runs.in_results),

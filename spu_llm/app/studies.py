@@ -134,6 +134,10 @@ STUDIES = {
         "experiments.split.parts",
         "split models: what each part of NOIR is for, in utility and against attacks",
     ),
+    "experiment noir-tuning": (
+        "experiments.split.tuning",
+        "split models: utility by the tokens that NOIR's ends are tuned on",
+    ),
     "experiment watermark": (
         "experiments.watermark.command",
         "a watermark: how it is found, what it changes, edits, forgery, drafts",

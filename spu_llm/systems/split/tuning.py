@@ -167,7 +167,7 @@ def _client_steps(config: ModelConfig, learning_rate: float) -> tuple[Any, ...]:
     def step(weights: Any, state: Any, pull: Any, of_x: Any, of_back: Any) -> Any:
         count = of_x.shape[0] * of_x.shape[1]
         gradient = {"front": pull(of_x)[0], "back": of_back}
-        return _adam(learning_rate, gradient, count, state, weights)
+        return stepped(config, learning_rate, gradient, count, state, weights)
 
     with_gradients = jax.value_and_grad(loss, argnums=(0, 1))
     return jax.jit(front), jax.jit(with_gradients), jax.jit(loss), jax.jit(step)
@@ -188,15 +188,32 @@ def _host_steps(config: ModelConfig, learning_rate: float) -> tuple[Any, Any]:
     def step(lora: Any, state: Any, pull: Any, of_y: Any) -> Any:
         of_lora, of_x = pull(of_y)
         count = of_y.shape[0] * of_y.shape[1]
-        return of_x, *_adam(learning_rate, of_lora, count, state, lora)
+        return of_x, *stepped(config, learning_rate, of_lora, count, state, lora)
 
     return jax.jit(middle), jax.jit(step)
 
 
-def _adam(learning_rate: float, gradient: Any, count: int, state: Any, weights: Any) -> Any:
-    """Return weights and state after a step by the mean over `count` tokens."""
+# Matrices of all families that fold 2^-stream_shift: they add to the residual stream.
+_INTO_STREAM = {"out", "down", "proj", "wpe"}
+
+
+def stepped(
+    config: ModelConfig, learning_rate: float, gradient: Any, count: int, state: Any, weights: Any
+) -> Any:
+    """Return weights and state after a step by the mean over `count` tokens. Adam's steps have one
+    size whatever the gradient's is, so that of a matrix which is folded with 2^-stream_shift is
+    that much smaller: the model moves as it would without the shift.
+    """
+
+    def scaled(path: Any, change: Any) -> Any:
+        names = {getattr(key, "key", None) for key in path}
+        if not names & _INTO_STREAM or "a" in names:  # of LoRA's a b, b alone has the scale
+            return change
+        return change * 2.0**-config.stream_shift
+
     mean = jax.tree.map(lambda g: g / count, gradient)
     change, state = optax.adam(learning_rate).update(mean, state, weights)
+    change = jax.tree_util.tree_map_with_path(scaled, change)
     return optax.apply_updates(weights, change), state
 
 

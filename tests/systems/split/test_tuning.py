@@ -20,7 +20,7 @@ from spu_llm.core.errors import InputError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.split.beginning import begin
 from spu_llm.systems.split.boundary import PRECISIONS, Boundary, Kind
-from spu_llm.systems.split.ends import adapted, client_ends, table_of
+from spu_llm.systems.split.ends import adapted, client_ends, table_of, without_table
 from spu_llm.systems.split.modes import BACK, CODEBOOK, ENDS, PERMUTATION
 from spu_llm.systems.split.state import (
     LOSSES,
@@ -31,7 +31,7 @@ from spu_llm.systems.split.state import (
     Tunings,
     held,
 )
-from spu_llm.systems.split.tuning import Batches, HostHalf, Loopback, halves, tune
+from spu_llm.systems.split.tuning import Batches, HostHalf, Loopback, halves, stepped, tune
 from tests.kit.models import VOCAB, tiny_params
 from tests.systems.split.sessions import CONFIG, SPLIT
 
@@ -113,6 +113,30 @@ def test_a_round_is_a_step_of_the_whole_model(params: Params) -> None:
         np.testing.assert_allclose(np.asarray(a)[clear], np.asarray(b)[clear], atol=RATE / 50)
         moved += int(clear.sum())
     assert moved > 5000
+
+
+def test_a_step_has_the_scale_of_the_stream(params: Params) -> None:
+    """Matrices are folded with 2^-stream_shift, and Adam's steps have one size."""
+    config = replace(CONFIG, stream_shift=5)
+    front, back = client_ends(params, config, SPLIT)
+    lora = [{"out": {"a": np.ones((4, 2)), "b": np.zeros((2, 4))}}]
+    weights = {"front": without_table(front, config)[0], "back": back, "lora": lora}
+    gradient = jax.tree.map(np.ones_like, weights)
+    state = optax.adam(RATE).init(weights)
+    after, _ = stepped(config, RATE, gradient, 1, state, weights)
+    steps = jax.tree.map(lambda new, old: float(np.mean(old - new)), after, weights)
+    expected = {
+        "front": {"wpe": RATE / 32, "blocks": [_block_steps()]},
+        "back": {"blocks": [_block_steps()], "head": {"weight": RATE, "bias": RATE}},
+        "lora": [{"out": {"a": RATE, "b": RATE / 32}}],
+    }
+    assert jax.tree.structure(steps) == jax.tree.structure(expected)
+    np.testing.assert_allclose(jax.tree.leaves(steps), jax.tree.leaves(expected), rtol=1e-3)
+
+
+def _block_steps() -> Any:
+    steps = {"qkv": RATE, "fc": RATE, "out": RATE / 32, "proj": RATE / 32}
+    return {name: {"weight": step, "bias": step} for name, step in steps.items()}
 
 
 def test_the_loss_falls_and_is_that_of_the_whole_model(params: Params) -> None:
