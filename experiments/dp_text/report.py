@@ -125,7 +125,7 @@ def circumstances(result: Row) -> str:
     given, others = of["sides"]["references"], of["sides"]["real"]
     parts = of.get("parts", "files")
     return (
-        f"{of['origin']} {of['python']}, {of['licence']}, of {given['tokens'][0]:g} to "
+        f"{of['origin']}, version {of['python']}, {of['licence']}, of {given['tokens'][0]:g} to "
         f"{plan['tokens']} tokens: {given['texts']} references from {given['files']} {parts} "
         f"(median {given['tokens'][2]:g} tokens), {others['texts']} other texts from "
         f"{others['files']} {parts} as real ones (median {others['tokens'][2]:g} tokens, "
