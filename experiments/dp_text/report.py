@@ -253,6 +253,10 @@ def references_help(rows: Sequence[Row]) -> list[str]:
         if row["method"] in (*OURS, *BASELINES)
         and (alone := public.get(("public-only", None, *_drawn_as(row)))) is not None
     ]
+    # Top-k+ has more candidates than the public model with the same k.
+    control = "on the same candidates (1 call, no reference)"
+    if any((r["method"], of["method"]) == ("invisibleink", "public-only") for r, of in private):
+        control = "with the same k (1 call, no reference, fewer candidates than InvisibleInk's)"
     for name, figure, better in (
         ("MAUVE is higher", "mauve", 1),
         ("the perplexity gap is smaller", "perplexity_gap", -1),
@@ -261,7 +265,7 @@ def references_help(rows: Sequence[Row]) -> list[str]:
         above = [row for (row, _), sign in zip(private, signs, strict=True) if sign > 0]
         if private:
             lines.append(
-                f"against the public model on the same candidates (1 call, no reference), {name} "
+                f"against the public model {control}, {name} "
                 f"by more than the interval of the difference in {len(above)} of {len(private)} "
                 f"cells"
                 + (f" ({_listed(above)})" if above else "")

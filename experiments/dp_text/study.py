@@ -60,7 +60,8 @@ from spu_llm.systems.dp_text.methods import Method, Next
 @dataclass(frozen=True)
 class Written:
     """The texts of a cell. calls: for each token that was drawn; facts: what else was counted while
-    they were drawn (processor_s: seconds of this process on all cores, for each token).
+    they were drawn (processor_s: seconds of this process on all cores, for each token, where not
+    all texts went together).
     """
 
     texts: list[Made]
@@ -140,10 +141,9 @@ class Study:
                 before = time.process_time()
                 made += generator.texts(some, prg)
                 spent.append(time.process_time() - before)
-            # The first texts compile.
-            drawn = drawn_tokens(made[at_once:])
-            facts["processor_s"] = sum(spent[1:]) / drawn if drawn else math.nan
             facts["together"] = at_once
+            if drawn := drawn_tokens(made[at_once:]):  # the first texts compile
+                facts["processor_s"] = sum(spent[1:]) / drawn
             calls = generator.calls
             if cell.has_candidates:
                 facts |= {"clip": method.facts["clip"], **expansion.facts()}

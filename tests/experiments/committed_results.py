@@ -18,7 +18,7 @@ LINK = r"\[data\]\(\.\./\.\./experiments/(data/[\w.-]+\.json)\)"
 
 MEASURED = re.compile(
     r"Commit (?P<commit>[0-9a-f]{7}), (?P<days>\d{4}-\d{2}-\d{2}( to \d{4}-\d{2}-\d{2})?); "
-    r"(?P<machine>\d+ cores, \d+ GiB); load [^;]+; "
+    r"(?P<machine>(?:1 core|\d+ cores), \d+ GiB); load [^;]+; "
     rf"(?P<data>{LINK}(, {LINK})*)\.\*$"
 )
 
@@ -122,7 +122,8 @@ def slow_by_test(file: Path) -> dict[str, bool]:
 def origins(result: Any) -> Iterator[tuple[str, str, str]]:
     """Commit, day and machine of every machine in a study's JSON, as tables say them."""
     for of in saved.machines(result):
-        yield of["commit"], of["date"][:10], f"{of['cores']} cores, {of['memory_gib']:.0f} GiB"
+        cores = "1 core" if of["cores"] == 1 else f"{of['cores']} cores"
+        yield of["commit"], of["date"][:10], f"{cores}, {of['memory_gib']:.0f} GiB"
 
 
 MACHINE = {

@@ -15,6 +15,7 @@ from experiments.dp_text.manual import sentences
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError
+from spu_llm.systems.dp_text import generator
 from spu_llm.systems.dp_text.baselines.augpe import STYLES
 
 PAGES = {
@@ -141,6 +142,7 @@ def test_the_command_measures_sentences(
     words = inputs.Words("{text} so", "so", "{text} or")
     short = replace(inputs.ORIGINS["manual"], words=words)
     monkeypatch.setitem(inputs.ORIGINS, "manual", short)
+    monkeypatch.setattr(generator, "MOST_TOGETHER", 2)  # the first ones compile
     file = tmp_path / "result.json"
     options = "--corpus manual --methods public-only,invisibleink --epsilon 10 --batch 2 --top-k 5"
     sizes = f"--texts 3 --tokens 18 --model {tiny_pair[0]} --json {file}"

@@ -336,9 +336,9 @@ def _line(text: Made, prompts: Prompts, labels: dict[str, str]) -> dict[str, Any
 
 
 def _progress(texts: int, say: Callable[[str], None]) -> Callable[[int, int, int], None]:
-    def say_text(number: int, tokens: int, together: int = 1) -> None:
-        first, last = min(number + 1, texts), min(number + together, texts)
-        said = f"text {first}" if together == 1 else f"texts {first} to {last}"
+    def say_text(number: int, tokens: int, count: int = 1) -> None:
+        first, last = min(number + 1, texts), min(number + count, texts)
+        said = f"text {first}" if count == 1 else f"texts {first} to {last}"
         say(f"{said} of {texts}" + (f": {tokens} tokens" if tokens else ""))
 
     return say_text

@@ -15,7 +15,7 @@ import numpy as np
 
 from models.family import ModelConfig
 from spu_llm.core.errors import InputError
-from spu_llm.core.prg import Prg
+from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.systems.dp_text.lanes import Lanes
 from spu_llm.systems.dp_text.methods import Method, Next
 from spu_llm.systems.dp_text.prompts import Prompts
@@ -81,10 +81,9 @@ class Generator:
     ) -> list[Made]:
         """Generate a text of each part of the references, `at_once` texts at most; empty
         references, and those missing to a multiple of B, are null. A part may have more than B
-        where the method takes them (`any_number`): B at a time go through the model then. All
-        draws are from one stream, a token of each text in turn. on_token hears how many tokens
-        the texts have that are not at their end. calls: B + 1 for each token of each text, B more
-        for each further pass.
+        where the method takes them (`any_number`): B at a time go through the model then. Each
+        text draws from a stream of its own. on_token hears how many tokens the texts have that are
+        not at their end. calls: B + 1 for each token of each text, B more for each further pass.
         """
         method, size, most = self.method, self.method.batch, self.method.max_new_tokens
         ends = self.prompts.tokenizer.eos_ids
@@ -94,7 +93,9 @@ class Generator:
             raise ValueError(f"{max(map(len, parts))} references in a batch of {size}")
         passes = [batches(part, size) for part in parts]
         depth = max(1, *map(len, passes))
-        drafts = [_Draft(method.begin(_present(part, depth * size), prg)) for part in parts]
+        drafts = [
+            _Draft(method.begin(_present(part, depth * size), _own_stream(prg))) for part in parts
+        ]
         public = self._public.begin([self.prompts.public] * self.at_once)
         lanes = self._lanes_of(depth) if method.reads else []
         private = [one.begin(self._rows(passes, number)) for number, one in enumerate(lanes)]
@@ -114,6 +115,8 @@ class Generator:
                     self.calls += 1 + size * len(lanes)
             if on_token is not None and any(len(draft.tokens) == length for draft in drafts):
                 on_token(length)
+        for one in (self._public, *lanes):
+            one.end()
         return [draft.made for draft in drafts if draft.made is not None]
 
     def _lanes_of(self, passes: int) -> list[Lanes]:
@@ -148,6 +151,11 @@ class _Draft:
         self.tokens.append(token)
         if len(self.tokens) == most:
             self.made = Made(self.tokens, ended=False)
+
+
+def _own_stream(prg: Prg) -> Prg:
+    """Return a stream under the next words of `prg` as its key: no two texts share one."""
+    return Prg(prg.words((KEY_BYTES // 8,)).tobytes())
 
 
 def _present(references: Sequence[str], rows: int) -> np.ndarray:

@@ -73,6 +73,10 @@ class Lanes:
         self.calls += self.lanes
         return np.asarray(logits)
 
+    def end(self) -> None:
+        """Forget the prompts, whose cache is most of what lanes keep in memory."""
+        self._cache = self._of_prefix = None
+
     def _begun(self) -> Block:
         """Return a cache of all lanes that has the prefix."""
         positions = self.room + self._new

@@ -29,6 +29,8 @@ from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.offline.durable import replace_whole
 
 FORMAT = 1
+# How texts come of a key: one that was begun is made again only where that is the same.
+DRAWS = 2
 
 
 def ledger_path(out: Path) -> Path:
@@ -62,14 +64,21 @@ class CorpusFile:
 
     def begin(self, count: int = 1) -> Prg:
         """Return the randomness of the next `count` texts, which are spent from now on; of those
-        that a run before began, if there are any.
+        that a run before began, if there are any. InputError where that was of a version that draws
+        otherwise, unless `count` is 0.
         """
         if self.done < self.begun:
+            if count and self._state.get("draws") != DRAWS:
+                raise InputError(
+                    f"{self._out} was interrupted in a version that draws otherwise, so that its "
+                    "text cannot be made again; give another --out (what was spent stays spent)"
+                )
             return Prg(bytes.fromhex(self._state["key"]))
         key = os.urandom(KEY_BYTES)
         # Of each reference once, in its batch: as much after the first text as after the last.
         spent = self._state["spends"]
-        self._state.update(begun=self.done + count, count=count, key=key.hex(), spent=spent)
+        begun = self.done + count
+        self._state.update(begun=begun, count=count, key=key.hex(), draws=DRAWS, spent=spent)
         self._record()
         return Prg(key)
 

@@ -5,6 +5,7 @@ do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,36 @@ def test_texts_together_are_the_texts_alone(weights: Any, prompts: Prompts) -> N
         Generator(likeliest(iter([0, 1])), PRIVATE, weights, prompts).texts(
             parts[:2], Prg.from_os()
         )
+
+
+def test_each_text_draws_from_a_stream_of_its_own(weights: Any, prompts: Prompts) -> None:
+    """Texts of the same references differ, together and one after the other; how far one goes moves
+    no draw of another.
+    """
+    p = Parameters(B, 2.0, 1.0, T, 30)
+
+    def texts(lasts: Sequence[int]) -> list[list[int]]:
+        left = iter(lasts)
+        plain = invisible_ink(p)
+
+        def begin(present: np.ndarray, prg: Prg) -> Next:
+            token, rounds = plain.begin(present, prg), next(left)
+
+            def until(public: np.ndarray, private: np.ndarray) -> int | None:
+                nonlocal rounds
+                rounds -= 1
+                return token(public, private) if rounds >= 0 else None
+
+            return until
+
+        generator = Generator(replace(plain, begin=begin), PRIVATE, weights, prompts, None, 2)
+        prg = Prg.from_seed(5, "texts")
+        made = generator.texts([REFERENCES] * 2, prg) + generator.texts([REFERENCES] * 2, prg)
+        return [one.tokens for one in made]
+
+    whole = texts([T, T, T, T])
+    assert len(set(map(tuple, whole))) == 4
+    assert texts([2, T, 0, T]) == [whole[0][:2], whole[1], [], whole[3]]
 
 
 def test_the_end_comes_with_its_probability(weights: Any, prompts: Prompts) -> None:

@@ -130,6 +130,22 @@ def test_a_run_goes_on_where_it_was(begun: Path) -> None:
     assert mode & 0o077 == 0
 
 
+def test_a_text_of_a_version_that_draws_otherwise_is_refused(begun: Path) -> None:
+    """Its key makes another text now, and what was released of it is not known."""
+    path = ledger_file.ledger_path(begun)
+    state = json.loads(path.read_text())
+    del state["draws"]
+    path.write_text(json.dumps(state))
+    with opened(begun) as file:
+        with pytest.raises(InputError, match="draws otherwise"):
+            ledger_file.write(file, 4, make)
+        file.begin(0)  # without its key, a text is given up
+        file.add([{"lost": True}])
+    with opened(begun) as file:
+        ledger_file.write(file, 4, make)
+        assert file.done == 4
+
+
 def refused(out: Path, words: str, **change: Any) -> None:
     before = out.read_bytes()
     with pytest.raises(InputError, match=words) as error, opened(out, **change):
