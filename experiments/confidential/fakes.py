@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -183,16 +183,24 @@ def prepared(cell: FakesCell, plan: FakesPlan) -> tuple[Public, list[Prompt]]:
 def row_of(plan: FakesPlan, cell: FakesCell, eps: float, say: Callable[[str], None]) -> Row:
     """Count the fakes of each secret, and processor seconds."""
     public, chosen = prepared(cell, plan)
-    counts, seconds = [], []
-    for i, prompt in enumerate(chosen):
-        say(f"{cell.name}, eps {eps:g}: secret {i + 1} of {len(chosen)}")
+    made = list(timed(public, chosen, eps, cell.most, lambda at: say(f"{cell.name}, {at}")))
+    lengths = [len(prompt.targets[0]) for prompt in chosen]
+    counts, seconds = [len(fakes) for fakes, _ in made], [spent for _, spent in made]
+    return {**asdict(cell), "eps": eps, "lengths": lengths, "fakes": counts, "seconds": seconds}
+
+
+def timed(
+    public: Public, prompts: Sequence[Prompt], eps: float, most: int, say: Callable[[str], None]
+) -> Iterator[tuple[list[list[int]], float]]:
+    """Make the fakes of the one secret of each prompt, as printed; yield them with the processor
+    seconds that they took.
+    """
+    for i, prompt in enumerate(prompts):
+        say(f"eps {eps:g}: secret {i + 1} of {len(prompts)}")
         (target,) = prompt.targets
         started = time.process_time()
-        made = published.as_printed(public, prompt, target, eps, cell.most)
-        seconds.append(time.process_time() - started)
-        counts.append(len(made.fakes))
-    lengths = [len(prompt.targets[0]) for prompt in chosen]
-    return {**asdict(cell), "eps": eps, "lengths": lengths, "fakes": counts, "seconds": seconds}
+        fakes = published.as_printed(public, prompt, target, eps, most).fakes
+        yield fakes, time.process_time() - started
 
 
 def measure(

@@ -11,7 +11,6 @@ out. `--redact patterns` is tried on the same sentences.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -24,7 +23,7 @@ from scipy import stats
 from experiments.common import commands, saved
 from experiments.common.cells import Cells, with_rows
 from experiments.common.report import Column, Files, rows_table
-from experiments.confidential.fakes import EPSILONS, MOST
+from experiments.confidential.fakes import EPSILONS, MOST, timed
 from experiments.confidential.one_context import OneContext
 from experiments.confidential.personal_data import CLASSES, FORMS, SENTENCES, sentences
 from models.tokenizer import Tokenizer
@@ -73,24 +72,23 @@ def prepared(directory: Path) -> Study:
 def row_of(directory: Path, kind: str, eps: float, say: Callable[[str], None]) -> Row:
     """Count the fakes of each secret of a class, those with its form, and processor seconds."""
     study, form = prepared(directory), FORMS.get(kind)
+    prompts, tokenizer = study.prompts[kind], study.public.tokenizer
     counts, formed, seconds = [], [], []
-    for i, prompt in enumerate(study.prompts[kind]):
-        say(f"{kind}, eps {eps:g}: secret {i + 1} of {len(study.prompts[kind])}")
-        started = time.process_time()
-        made = published.as_printed(study.public, prompt, prompt.targets[0], eps, MOST)
-        seconds.append(time.process_time() - started)
-        counts.append(len(made.fakes))
-        texts = (secret_in(study.public.tokenizer, f, prompt.edges[0]) for f in made.fakes)
+    made = timed(study.public, prompts, eps, MOST, lambda at: say(f"{kind}, {at}"))
+    for prompt, (fakes, spent) in zip(prompts, made, strict=True):
+        seconds.append(spent)
+        counts.append(len(fakes))
         if form is not None:
+            texts = (secret_in(tokenizer, fake, prompt.edges[0]) for fake in fakes)
             formed.append(sum(text is not None and form(text) for text in texts))
     return {
         "kind": kind,
         "eps": eps,
-        "lengths": [len(prompt.targets[0]) for prompt in study.prompts[kind]],
+        "lengths": [len(prompt.targets[0]) for prompt in prompts],
         "fakes": counts,
         "formed": formed if form is not None else None,
         "seconds": seconds,
-        "tagged": [is_tagged(prompt) for prompt in study.prompts[kind]],
+        "tagged": [is_tagged(prompt) for prompt in prompts],
     }
 
 

@@ -29,7 +29,7 @@ from models.family import ModelConfig, Params
 from models.hf import load_model
 from models.split import Split
 from models.tokenizer import Tokenizer
-from models.training.corpus import list_files, read_text
+from models.training.corpus import CorpusFile, list_files, read_text
 from spu_llm.app.printing import show_table
 from spu_llm.attacks import split
 from spu_llm.attacks.request import AttackConfig
@@ -115,20 +115,32 @@ class Corpus:
 
 def corpus(tokenizer: Tokenizer) -> Corpus:
     """Return the texts of the running interpreter's library."""
-    known: list[int] = []
+    known, held_out = library()
+    tokens = tokens_of(tokenizer, known)
+    chosen = drawn_windows(tokenizer, held_out, EVALUATED)
+    return Corpus(tokens, chosen, (len(known), len(held_out)))
+
+
+def library() -> tuple[list[CorpusFile], list[CorpusFile]]:
+    """Return the files that the shipped models were trained on, and those that were held out."""
+    files = list_files()
+    return [f for f in files if not f.held_out], [f for f in files if f.held_out]
+
+
+def tokens_of(tokenizer: Tokenizer, files: Sequence[CorpusFile]) -> np.ndarray:
+    """Return the tokens of files, one after the other: int32."""
+    return np.array([t for file in files for t in tokenizer.encode(read_text(file))], np.int32)
+
+
+def drawn_windows(tokenizer: Tokenizer, files: Sequence[CorpusFile], count: int) -> np.ndarray:
+    """Draw windows of all files alike, int32 [window, LENGTH + 1]: the same ones at every call."""
     windows: list[list[int]] = []
-    count = [0, 0]
-    for file in list_files():
+    for file in files:
         tokens = tokenizer.encode(read_text(file))
-        count[file.held_out] += 1
-        if not file.held_out:
-            known += tokens
-        else:
-            starts = range(0, len(tokens) - LENGTH, LENGTH + 1)
-            windows += [tokens[at : at + LENGTH + 1] for at in starts]
-    order = np.random.default_rng(0).permutation(len(windows))[:EVALUATED]
-    chosen = np.array([windows[i] for i in order], np.int32)
-    return Corpus(np.array(known, np.int32), chosen, (count[0], count[1]))
+        starts = range(0, len(tokens) - LENGTH, LENGTH + 1)
+        windows += [tokens[at : at + LENGTH + 1] for at in starts]
+    order = np.random.default_rng(0).permutation(len(windows))[:count]
+    return np.array([windows[i] for i in order], np.int32)
 
 
 # ---- one cell

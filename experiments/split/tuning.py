@@ -28,13 +28,20 @@ from experiments.common import commands
 from experiments.common.cells import Cells, with_rows
 from experiments.split import tuning_report
 from experiments.split.low_rank import LowRankClient
-from experiments.split.study import LENGTH, NONE, PAPER, drawn_codebook
+from experiments.split.study import (
+    LENGTH,
+    NONE,
+    PAPER,
+    drawn_codebook,
+    drawn_windows,
+    library,
+    tokens_of,
+)
 from experiments.split.tuning_report import half, label
 from models.family import ModelConfig, Params
 from models.hf import load_model
 from models.split import Split
 from models.tokenizer import Tokenizer
-from models.training.corpus import CorpusFile, list_files, read_text
 from spu_llm.app.printing import show_table
 from spu_llm.attacks.split import check_codebook
 from spu_llm.core.errors import InputError
@@ -76,7 +83,7 @@ class TuningPlan:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is tuned. mechanism: "none" leaves table and labels; epsilon: of a feature."""
+    """Variant of tuning. mechanism: "none" leaves table and labels; epsilon: of a feature."""
 
     mechanism: str
     epsilon: float | None
@@ -163,29 +170,15 @@ class Texts:
 
 def texts(tokenizer: Tokenizer, windows: int) -> Texts:
     """Return the texts of the running interpreter's library."""
-    known: list[CorpusFile] = []
-    held_out: list[CorpusFile] = []
-    for file in list_files():
-        (held_out if file.held_out else known).append(file)
+    known, held_out = library()
     validation = known[::_VALIDATED_ONE_IN]
     rest = [file for i, file in enumerate(known) if i % _VALIDATED_ONE_IN]
-    tuned = [token for file in rest for token in tokenizer.encode(read_text(file))]
     return Texts(
-        np.array(tuned, np.int32),
-        _windows(tokenizer, validation, TRIAL_WINDOWS),
-        _windows(tokenizer, held_out, windows),
+        tokens_of(tokenizer, rest),
+        drawn_windows(tokenizer, validation, TRIAL_WINDOWS),
+        drawn_windows(tokenizer, held_out, windows),
         (len(rest), len(validation), len(held_out)),
     )
-
-
-def _windows(tokenizer: Tokenizer, files: Sequence[CorpusFile], count: int) -> np.ndarray:
-    """Draw windows from all files alike: the same ones at every call."""
-    there: list[list[int]] = []
-    for file in files:
-        tokens = tokenizer.encode(read_text(file))
-        there += [tokens[at : at + LENGTH + 1] for at in range(0, len(tokens) - LENGTH, LENGTH + 1)]
-    order = np.random.default_rng(0).permutation(len(there))[:count]
-    return np.array([there[i] for i in order], np.int32)
 
 
 def without_context(of: Texts, vocab: int) -> Row:

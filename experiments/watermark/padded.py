@@ -7,11 +7,9 @@ attention takes time for every row of it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +17,6 @@ import numpy as np
 
 from experiments.watermark.texts import Lanes, State
 from models.cache import Block
-from models.family import ModelConfig, family_of
-from models.scoring import lanes_after
 
 PADDING = -1
 ROWS = 64  # that a cache grows by
@@ -47,7 +43,6 @@ class PaddedLanes(Lanes):
     def __init__(self, directory: Path, look: Callable[[int], None] = lambda columns: None) -> None:
         super().__init__(directory, ROWS)
         self._look = look
-        self._padded = jax.jit(functools.partial(_forward, self.config), donate_argnums=1)
         self._begun: dict[bytes, PaddedState] = {}
 
     def begun(self, prompts: np.ndarray) -> State:
@@ -83,7 +78,7 @@ class PaddedLanes(Lanes):
         self, cache: Block, tokens: np.ndarray, at: int, starts: np.ndarray
     ) -> PaddedState:
         row = tokens.astype(np.int32)
-        logits, cache = self._padded(self._weights, cache, row, np.int32(at), starts)
+        logits, cache = self._run(self._weights, cache, row, np.int32(at), starts)
         state = PaddedState(cache, np.asarray(logits), at + tokens.shape[1], starts)
         self._look(state.at)
         return state
@@ -92,15 +87,3 @@ class PaddedLanes(Lanes):
 def _rows(columns: int) -> int:
     """Return the rows of a cache that has room for so many columns."""
     return -(-columns // ROWS) * ROWS
-
-
-def _forward(
-    config: ModelConfig,
-    weights: Any,
-    cache: Block,
-    tokens: jax.Array,
-    at: jax.Array,
-    starts: jax.Array,
-) -> tuple[jax.Array, Block]:
-    out, written = lanes_after(config, weights, tokens, cache, at, starts)
-    return family_of(config).head(weights, out[:, -1]), written

@@ -84,9 +84,14 @@ class Lanes:
 
 
 def _forward(
-    config: ModelConfig, weights: Any, cache: Block, tokens: jax.Array, at: jax.Array
+    config: ModelConfig,
+    weights: Any,
+    cache: Block,
+    tokens: jax.Array,
+    at: jax.Array,
+    starts: jax.Array | None = None,
 ) -> tuple[jax.Array, Block]:
-    out, written = lanes_after(config, weights, tokens, cache, at)
+    out, written = lanes_after(config, weights, tokens, cache, at, starts)
     return family_of(config).head(weights, out[:, -1]), written
 
 

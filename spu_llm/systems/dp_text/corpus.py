@@ -171,7 +171,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Sources:
-    """What texts are made from. groups: references with the same labels, and their prompts; facts:
+    """Sources of texts. groups: references with the same labels, and their prompts; facts:
     what the prompts follow from, as JSON has it; labels: the names of labels. vary: prompts by
     which AugPE has a text written anew, of which it draws one each time; none: it goes on from the
     text as from a reference.
