@@ -10,6 +10,10 @@ where the second is left out as published. What is measured on held-out texts is
 sum_x min(p(x), q(x)), which is a lower bound of a draft's chance to stay since p's further tokens
 are not counted, and how often the most likely token of both is the same.
 
+A large vocabulary's table and head are most of a small model's work. So a step of learning sums q
+over the tokens that its batch has, and estimates the sum over the others from some that are drawn
+evenly. What is measured is exact.
+
 Everything lies in a folder after each measurement, so that a run which ends goes on where it was:
 the student, the optimiser's state, and the curve.
 """
@@ -19,7 +23,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,8 @@ from spu_llm.core.errors import InputError
 
 BUCKET = 64  # windows are padded to a multiple of it,
 _PLACES = 512  # and the places of a batch
+_SOME = 4096  # a step of learning computes with a multiple of so many tokens,
+_OTHERS = 2048  # of which at least so many are none of its batch's
 _BEST = "best.safetensors"
 _BETTER = 0.001  # in acceptance, to count as an improvement
 
@@ -109,6 +115,36 @@ class Batch:
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         return self.sources, self.tokens, self.places, self.ids, self.log_p, self.counts
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the vocabulary that a step of learning computes with: all tokens that its batch
+    has, and some of the others, each of which stands for as many of them.
+    """
+
+    tokens: np.ndarray  # int32 [c]
+    log_weights: np.ndarray  # float32 [c]: logarithm of how many tokens each stands for
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.tokens, self.log_weights
+
+
+def narrowed(batch: Batch, vocabulary: int, draw: np.random.Generator) -> tuple[Batch, Part]:
+    """Return a batch whose tokens are numbers of places in a part of the vocabulary, and the part,
+    of a multiple of `_SOME` tokens, or all.
+    """
+    named = batch.sources, batch.tokens, batch.ids
+    known = np.unique(np.concatenate([part.reshape(-1) for part in named]))
+    count = min(vocabulary, -(-(len(known) + _OTHERS) // _SOME) * _SOME)
+    others = np.setdiff1d(np.arange(vocabulary), known, assume_unique=True)
+    drawn = draw.choice(others, count - len(known), replace=False)
+    log_weights = np.zeros(count, np.float32)
+    if len(drawn):
+        log_weights[len(known) :] = np.log(len(others) / len(drawn))
+    sources, tokens, ids = (np.searchsorted(known, part).astype(np.int32) for part in named)
+    part = Part(np.concatenate([known, drawn]).astype(np.int32), log_weights)
+    return replace(batch, sources=sources, tokens=tokens, ids=ids), part
 
 
 def padded(answers: Sequence[Answer], length: int, windows: int) -> Batch:
@@ -184,18 +220,41 @@ def _hidden(
     return weights, jax.vmap(of_window)(sources, tokens)
 
 
-def _log_q(
-    params: Params, config: ModelConfig, batch: Sequence[Any], temperature: float
-) -> tuple[jax.Array, jax.Array]:
-    """Return the student's log-probabilities [m, K] of the private model's tokens, and its own most
-    likely token [m].
+def _logits(
+    params: Params, config: ModelConfig, settings: Settings, batch: Sequence[Any]
+) -> jax.Array:
+    """Return the student's logits [m, vocab] at the places that count, for its distribution at the
+    temperature of the answers.
     """
-    sources, tokens, places, ids, *_ = batch
+    sources, tokens, places, *_ = batch
     weights, rows = _hidden(params, config, sources, tokens)
     counted = rows.reshape(-1, rows.shape[-1])[places]
-    logits = family_of(config).head(weights, counted) / temperature
-    mass = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    return jnp.take_along_axis(logits, ids, axis=-1) - mass, jnp.argmax(logits, axis=-1)
+    return family_of(config).head(weights, counted) / settings.temperature
+
+
+def _log_q(logits: jax.Array, ids: jax.Array, log_weights: jax.Array | float = 0.0) -> jax.Array:
+    """Return the student's log-probabilities [m, K] of the private model's tokens."""
+    mass = jax.nn.logsumexp(logits + log_weights, axis=-1, keepdims=True)
+    return jnp.take_along_axis(logits, ids, axis=-1) - mass
+
+
+def _of_part(params: Params, config: ModelConfig, tokens: jax.Array) -> tuple[Params, ModelConfig]:
+    """Return the model of some tokens alone."""
+    family, count = family_of(config), len(tokens)
+
+    def shapes(size: int) -> Params:
+        of_size = replace(config, vocab_size=size)
+        return jax.eval_shape(lambda: family.init(of_size, jax.random.key(0)))
+
+    def cut(whole: Any, part: Any, leaf: Any) -> Any:
+        if whole.shape == part.shape:
+            return leaf
+        axis = [n != m for n, m in zip(whole.shape, part.shape, strict=True)].index(True)
+        return jnp.take(leaf, tokens, axis=axis)
+
+    size = config.vocab_size
+    of_tokens = jax.tree.map(cut, shapes(size), shapes(size + 1), params)
+    return of_tokens, replace(config, vocab_size=count)
 
 
 def _accepted(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
@@ -203,11 +262,13 @@ def _accepted(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
 
 
 def loss_of(config: ModelConfig, settings: Settings) -> Callable[..., jax.Array]:
-    """Return loss(params, batch), a scalar."""
+    """Return loss(params, batch, part), a scalar, for a narrowed batch."""
 
-    def loss(params: Params, batch: Sequence[Any]) -> jax.Array:
-        log_q, _ = _log_q(params, config, batch, settings.temperature)
-        *_, log_p, counts = batch
+    def loss(params: Params, batch: Sequence[Any], part: Sequence[Any]) -> jax.Array:
+        tokens, log_weights = part
+        *_, ids, log_p, counts = batch
+        logits = _logits(*_of_part(params, config, tokens), settings, batch)
+        log_q = _log_q(logits, ids, log_weights)
         of_place = -jnp.sum(jnp.exp(log_p) * log_q, axis=-1)
         if settings.rejection:
             of_place += settings.rejection * (1.0 - _accepted(log_p, log_q))
@@ -222,10 +283,11 @@ def measure_of(config: ModelConfig, settings: Settings) -> Callable[..., jax.Arr
     """
 
     def measure(params: Params, batch: Sequence[Any]) -> jax.Array:
-        log_q, likeliest = _log_q(params, config, batch, settings.temperature)
         *_, ids, log_p, counts = batch
-        accepted = jnp.sum(_accepted(log_p, log_q) * counts)
-        return jnp.stack([accepted, jnp.sum((likeliest == ids[..., 0]) * counts), jnp.sum(counts)])
+        logits = _logits(params, config, settings, batch)
+        accepted = jnp.sum(_accepted(log_p, _log_q(logits, ids)) * counts)
+        same = jnp.sum((jnp.argmax(logits, axis=-1) == ids[..., 0]) * counts)
+        return jnp.stack([accepted, same, jnp.sum(counts)])
 
     return measure
 
@@ -261,8 +323,10 @@ def fit(
     moving = {name: value for name, value in student.params.items() if name not in fixed}
     loss, measure = loss_of(config, settings), measure_of(config, settings)
 
-    def update(moving: Any, state: Any, fixed: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
-        value, gradient = jax.value_and_grad(lambda m: loss({**m, **fixed}, batch))(moving)
+    def update(
+        moving: Any, state: Any, fixed: Any, batch: Any, part: Any
+    ) -> tuple[Any, Any, jax.Array]:
+        value, gradient = jax.value_and_grad(lambda m: loss({**m, **fixed}, batch, part))(moving)
         change, state = transform.update(gradient, state, moving)
         return optax.apply_updates(moving, change), state, value
 
@@ -291,7 +355,9 @@ def fit(
         if run.is_over(settings.patience):
             break
         began = time.monotonic()
-        moving, state, value = step(moving, state, fixed, batch.arrays())
+        draw = np.random.default_rng([settings.seed, number])
+        of_part, part = narrowed(batch, config.vocab_size, draw)
+        moving, state, value = step(moving, state, fixed, of_part.arrays(), part.arrays())
         losses.append(float(value))
         tokens += int(batch.counts.sum())
         run.seconds += time.monotonic() - began

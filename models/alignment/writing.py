@@ -23,11 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.alignment.answers import Answer
-from models.cache import CacheT, Rows
+from models.cache import CacheT, Rows, lengthened
 from models.encoder_decoder import encoded
 from models.family import ModelConfig, Params, family_of
 
 LEAST = 4  # places that count, of a text that is kept
+_GROWTH = 64  # rows by which the cache grows
 
 
 @dataclass(frozen=True)
@@ -169,11 +170,14 @@ class Writer:
             partial(_step, self.config, self.top_k, self.temperature), donate_argnums=1
         )
         self._encode = jax.jit(partial(encoded, self.config))
+        self._longer = jax.jit(lengthened, static_argnums=1)
 
     def round(self, scripts: Scripts, seed: int) -> list[Answer]:
         """Fill the cache once; return the texts."""
-        # Copies: buffers that a step takes over must differ.
-        cache = jax.tree.map(jnp.copy, self.config.empty_cache(self.rows, self.lanes))
+        # The cache grows as rows are written, since attention goes over all it has. Copies: buffers
+        # that a step takes over must differ.
+        first = min(self.rows, _GROWTH)
+        cache = jax.tree.map(jnp.copy, self.config.empty_cache(first, self.lanes))
         key = jax.random.key(seed)
         lanes = [self._begun(scripts, 0) for _ in range(self.lanes)]
         if self.config.encodes and (some := [lane for lane in lanes if lane is not None]):
@@ -186,6 +190,8 @@ class Writer:
                 break
             tokens = np.array([0 if lane is None else lane.tokens[-1] for lane in lanes], np.int32)
             starts = np.array([row if lane is None else lane.start for lane in lanes], np.int32)
+            if row == cache.positions:
+                cache = self._longer(cache, min(self.rows, row + _GROWTH))
             key, now = jax.random.split(key)
             made, cache = self._step(self._weights, cache, tokens, starts, np.int32(row), now)
             ids, log_p, drawn = map(np.asarray, made)
@@ -233,4 +239,13 @@ def _step(
     hidden, cache, _ = family.forward(weights, config, x, at, cache)
     log_p = jax.nn.log_softmax(family.head(weights, hidden) / temperature)
     top, ids = jax.lax.top_k(log_p, top_k)
-    return (ids, top, jax.random.categorical(key, log_p)), cache
+    return (ids, top, drawn_of(log_p, key)), cache
+
+
+def drawn_of(log_p: jax.Array, key: jax.Array) -> jax.Array:
+    """Draw a token from each row of log_p [n, vocab], as int32 [n], by one uniform number: the
+    first one up to which more than that share of all mass lies.
+    """
+    masses = jnp.cumsum(jnp.exp(log_p), axis=-1)
+    share = jax.random.uniform(key, (len(log_p), 1)) * masses[:, -1:]
+    return jnp.argmax(masses > share, axis=-1).astype(jnp.int32)

@@ -375,14 +375,56 @@ def test_the_loss_is_least_for_the_model_itself() -> None:
     """
     config = CONFIGS[0]
     loss = jax.jit(fitting.loss_of(config, replace(SETTINGS, rejection=0.0)))
-    batch = fitting.padded(answers_of(config)[:4], 64, 4).arrays()
+    whole = fitting.padded(answers_of(config)[:4], 64, 4)
+    batch, part = fitting.narrowed(whole, V, np.random.default_rng(0))
+    assert sorted(part.tokens) == list(range(V)) and not part.log_weights.any()
+    of_batch = batch.arrays(), part.arrays()
     params, other = params_of(config), params_of(config, 1)
-    gradient = jax.jit(jax.grad(loss))(params, batch)
+    gradient = jax.jit(jax.grad(loss))(params, *of_batch)
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient)) < 1e-3
     with_rejection = jax.jit(fitting.loss_of(config, replace(SETTINGS, rejection=2.0)))
-    assert abs(float(with_rejection(params, batch) - loss(params, batch))) < 1e-3
-    assert float(loss(params, batch)) < float(loss(other, batch)) - 0.5
-    assert float(with_rejection(other, batch)) > float(loss(other, batch)) + 0.5
+    assert abs(float(with_rejection(params, *of_batch) - loss(params, *of_batch))) < 1e-3
+    assert float(loss(params, *of_batch)) < float(loss(other, *of_batch)) - 0.5
+    assert float(with_rejection(other, *of_batch)) > float(loss(other, *of_batch)) + 0.5
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, T5_CONFIG], ids=lambda config: config.family)
+def test_a_step_knows_a_part_of_the_vocabulary(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities differ from the whole model's by one number a place, what is said of the
+    sum over tokens that the batch has not: on average over draws, the sum is right.
+    """
+    monkeypatch.setattr(fitting, "_SOME", 4)
+    monkeypatch.setattr(fitting, "_OTHERS", 6)
+    answers = t5_answers() if config.encodes else answers_of(config, top_k=5)
+    some = [replace(one, ids=one.ids[:, :5] % 11, log_p=one.log_p[:, :5]) for one in answers]
+    whole = fitting.padded([replace(one, tokens=one.tokens % 13) for one in some[:2]], 64, 2)
+    params = params_of(config)
+    counted = whole.counts > 0
+    logits = np.asarray(fitting._logits(params, config, SETTINGS, whole.arrays()))[counted]
+    ids = whole.ids[counted]
+    draw, ratios = np.random.default_rng(2), []
+    of_part = jax.jit(
+        lambda tokens, batch: fitting._logits(
+            *fitting._of_part(params, config, tokens), SETTINGS, batch
+        )
+    )
+    for _ in range(200):
+        batch, part = fitting.narrowed(whole, V, draw)
+        assert len(part.tokens) == len(set(part.tokens.tolist())) < V
+        assert len(part.tokens) % 4 == 0 and (part.tokens[batch.ids] == whole.ids).all()
+        assert (part.tokens[batch.tokens] == whole.tokens).all()
+        narrow = np.asarray(of_part(part.tokens, batch.arrays()))[counted]
+        shift = np.take_along_axis(narrow, batch.ids[counted], 1) - np.take_along_axis(
+            logits, ids, 1
+        )
+        np.testing.assert_allclose(shift, shift[:, :1] * np.ones(5), atol=2e-3)
+        sums = np.exp(narrow - shift[:, :1] + part.log_weights).sum(axis=1)
+        ratios.append(sums / np.exp(logits).sum(axis=1))
+    spread = np.std(ratios, axis=0) / np.sqrt(len(ratios))
+    assert spread.max() > 1e-3
+    assert (np.abs(np.mean(ratios, axis=0) - 1) < 6 * spread + 1e-4).all()
 
 
 def fitted(
