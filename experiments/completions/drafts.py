@@ -2,9 +2,9 @@
 
 In plaintext, since drafting is the client's in the clear and verification on shares follows the
 same rule: a model of this machine's is sampled from by speculative sampling (`verification.plain`),
-of five prompts whose answers repeat much of them and five whose answers do not. A model with a chat
-template gets them as chats. What a step costs on shares is not in it: tokens a step say how many
-steps a text takes.
+of five prompts whose answers repeat much of them and five whose answers do not, or of questions in
+a file. A model with a chat template gets them as chats. What a step costs on shares is not in it:
+tokens a step say how many steps a text takes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from models.text_format import TextFormat
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.plain import Plain
 from spu_llm.api.defaults import DRAFT_LENGTH, shipped
+from spu_llm.app.calibration_texts import messages_in
 from spu_llm.app.printing import show_table
+from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.decoding.limits import MAX_DRAFTS
 
@@ -44,12 +46,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class DraftsPlan:
-    """The study's settings. draft_model: None for n-grams alone; tokens: of a text, at most."""
+    """The study's settings. draft_model: None for n-grams alone; tokens: of a text, at most;
+    questions: the name of their file, None for the study's prompts.
+    """
 
     model: str
     draft_model: str | None
     tokens: int
     draft_length: int
+    questions: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,17 @@ def run(
     return DraftedText(len(made), steps, drafts * steps, accepted, places, overlap, likeliest)
 
 
-def prompts_of(text: TextFormat) -> Iterator[tuple[str, list[int]]]:
-    """Yield each prompt's kind, and its tokens."""
+def prompts_of(text: TextFormat, questions: Path | None = None) -> Iterator[tuple[str, list[int]]]:
+    """Yield each prompt's kind, and its tokens: of a file of questions, or the study's prompts.
+    InputError for questions to a model without a chat template.
+    """
+    if questions is not None:
+        if text.template is None:
+            raise InputError("--questions is for models with a chat template; leave it out")
+        for said, messages in messages_in(questions, most=None):
+            kind = str(said.get("kind", "questions"))
+            yield kind, text.tokenizer.encode(text.template.render(messages))
+        return
     texts = json.loads(TEXTS.read_text(encoding="utf-8"))
     kinds = texts["code" if text.template is None else "chats"]
     for kind, prompts in kinds.items():
@@ -151,12 +165,17 @@ class Study:
     """The prompts, and the models that write after them."""
 
     def __init__(
-        self, model: Path, draft_model: Path | None, plan: DraftsPlan, say: Callable[[str], None]
+        self,
+        model: Path,
+        draft_model: Path | None,
+        questions: Path | None,
+        plan: DraftsPlan,
+        say: Callable[[str], None],
     ) -> None:
         say("compiling")
         text = TextFormat.of_model(model)
         self.plan, self.ends = plan, text.tokenizer.eos_ids
-        self.prompts = list(prompts_of(text))
+        self.prompts = list(prompts_of(text, questions))
         rows = max(len(prompt) for _, prompt in self.prompts) + plan.tokens + plan.draft_length
         private = load_model(model, encoders=True)
         self.model, size = for_prompts(private, rows), private[0].vocab_size
@@ -187,6 +206,7 @@ class Study:
 def measure(
     model: Path,
     draft_model: Path | None,
+    questions: Path | None,
     plan: DraftsPlan,
     say: Callable[[str], None],
     keep: Callable[[Row], None] = lambda result: None,
@@ -197,22 +217,25 @@ def measure(
     run. ray: the address of the cluster that measures.
     """
     result: Row = {"plan": asdict(plan), "rows": list(done)}
-    return with_rows(result, all_cells(model, draft_model, plan), say, keep, ray)
+    return with_rows(result, all_cells(model, draft_model, questions, plan), say, keep, ray)
 
 
-def all_cells(model: Path, draft_model: Path | None, plan: DraftsPlan) -> Cells[Study, DraftsCell]:
+def all_cells(
+    model: Path, draft_model: Path | None, questions: Path | None, plan: DraftsPlan
+) -> Cells[Study, DraftsCell]:
     """Return the study's cells: temperature, way and prompt."""
     model = model.absolute()
     draft_model = None if draft_model is None else draft_model.absolute()
+    questions = None if questions is None else questions.absolute()
     ways = WAYS[:1] if draft_model is None else WAYS
-    count = len(list(prompts_of(TextFormat.of_model(model))))
+    count = len(list(prompts_of(TextFormat.of_model(model), questions)))
     return Cells(
         [DraftsCell(way, t, i) for t in TEMPERATURES for way in ways for i in range(count)],
-        load=partial(Study, model, draft_model, plan),
+        load=partial(Study, model, draft_model, questions, plan),
         row=Study.row,
         key=lambda cell: cell,
         key_of=lambda row: DraftsCell(row["way"], row["temperature"], row["prompt"]),
-        reads=(model,) if draft_model is None else (model, draft_model),
+        reads=tuple(path for path in (model, draft_model, questions) if path is not None),
     )
 
 
@@ -270,6 +293,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_draft_model(parser)
     commands.add_number(parser, "--tokens", 96, "of each text, at most")
     commands.add_number(parser, "--draft-length", DRAFT_LENGTH, "drafts a step", "G")
+    parser.add_argument(
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help='JSON Lines, as for calibrate, each with a "kind" (default: ten prompts of two kinds)',
+    )
 
 
 def command(options: argparse.Namespace) -> None:
@@ -287,8 +316,9 @@ def command(options: argparse.Namespace) -> None:
         None if draft_model is None else draft_model.name,
         options.tokens,
         options.draft_length,
+        None if options.questions is None else options.questions.name,
     )
     result = commands.resumed(
-        options, plan, lambda *how: measure(directory, draft_model, plan, *how)
+        options, plan, lambda *how: measure(directory, draft_model, options.questions, plan, *how)
     )
     show_table(table(result))

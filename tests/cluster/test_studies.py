@@ -156,7 +156,7 @@ def test_cells_are_sent_without_what_they_share() -> None:
         parts.all_cells(model, parts.PartsPlan()),
         study.all_cells(model, study.NoirPlan()),
         fakes.all_cells(fakes.FakesPlan()),
-        drafts.all_cells(*SHIPPED, drafts.DraftsPlan("", "", 8, 2)),
+        drafts.all_cells(*SHIPPED, None, drafts.DraftsPlan("", "", 8, 2)),
         dp_text.all_cells(model, model, DpTextPlan()),
     ]
     for cells in studies:
@@ -228,9 +228,9 @@ def test_private_text_is_the_same_on_a_cluster(address: str, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_drafts_are_the_same_on_a_cluster(address: str) -> None:
     plan = drafts.DraftsPlan("private", "public", tokens=8, draft_length=2)
-    here = drafts.measure(*SHIPPED, plan, lambda words: None)
+    here = drafts.measure(*SHIPPED, None, plan, lambda words: None)
     # A run on a cluster goes on with rows of this machine.
     done = here["rows"][::2]
-    there = drafts.measure(*SHIPPED, plan, lambda words: None, done=done, ray=address)
+    there = drafts.measure(*SHIPPED, None, plan, lambda words: None, done=done, ray=address)
     assert without_machine(there["rows"]) == here["rows"]
     assert sum("machine" in row for row in there["rows"]) == 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,6 +74,19 @@ def test_chats_are_rendered_where_there_is_a_template() -> None:
     assert text.tokenizer.decode(chats[5][1]).startswith("<What is the capital of France")
 
 
+def test_questions_have_their_kinds(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    asked = {"messages": [{"role": "user", "content": "Why?"}]}
+    file.write_text(f"{json.dumps(asked | {'kind': 'short'})}\n{json.dumps(asked)}\n")
+    text = TextFormat.of_model(shipped("private"))
+    template = Template("<{{ messages[0]['content'] }}>")
+    asks = list(prompts_of(TextFormat(text.tokenizer, template, "", b""), file))
+    assert [kind for kind, _ in asks] == ["short", "questions"]
+    assert text.tokenizer.decode(asks[0][1]) == "<Why?>"
+    with pytest.raises(InputError, match="with a chat template"):
+        list(prompts_of(text, file))
+
+
 def test_the_table_has_the_spread_over_prompts() -> None:
     runs = [
         {
@@ -118,7 +132,7 @@ def test_committed_files_go_on(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(drafts.Study, "row", row)
     monkeypatch.setattr(drafts.Study, "__init__", lambda *given: None)
     for done in (rows, [row for row in rows if row is not rows[13]]):
-        again = drafts.measure(shipped("private"), small, plan, lambda words: None, done=done)
+        again = drafts.measure(shipped("private"), small, None, plan, lambda words: None, done=done)
         assert again["rows"] == rows
     assert asked == [DraftsCell("the draft model", 0.0, 3)]
     with pytest.raises(InputError, match="no cells of this very plan"):
