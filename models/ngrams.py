@@ -11,27 +11,62 @@ same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from models.draft import Drafter, Proposer
+from models.draft import Drafter, Pick, Proposer
 
 MOST = 8  # tokens of the text's end that are compared
-# Of a match that goes before a draft model: after shorter ones a sampled text keeps fewer drafts
-# than of the model's alone.
-LEAST = 6
+# How often the token after a match of so many tokens was right, 0 to MOST, in 400 chats that
+# SmolLM2-135M-Instruct wrote at temperature 0.7; and what a draft model is thought to have right.
+_RIGHT = (0.04, 0.15, 0.41, 0.47, 0.59, 0.65, 0.70, 0.75, 0.85)
+_KEPT = 0.66
+_WEIGHT = 4.0  # drafts of a text that count as much as what is thought before
+
+
+@dataclass
+class Share:
+    """A share of drafts that stay: what is thought of it, then what the text has shown, too."""
+
+    before: float
+    right: int = 0
+    seen: int = 0
+
+    @property
+    def value(self) -> float:
+        return (self.right + _WEIGHT * self.before) / (self.seen + _WEIGHT)
+
+    def count(self, right: bool) -> None:
+        self.right, self.seen = self.right + right, self.seen + 1
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """What the text suggested at a place, after a match of so many tokens, and whether the model
+    drafted there all the same.
+    """
+
+    token: int
+    length: int
+    of_model: bool
 
 
 @dataclass
 class Ngrams(Proposer):
     """Proposes the token that the text itself suggests; with a `model`, the model proposes wherever
-    fewer than LEAST of the text's last tokens match an earlier place. The model runs in either
-    case, so that a step's time does not tell which of the two proposed.
+    its drafts stay more often in this text than tokens after a match as long: so n-grams draft an
+    answer that repeats its prompt, and the model another one. The model runs in either case, and
+    what is counted is known by then, so that a step's time does not tell which of the two proposed.
     """
 
     size: int  # tokens of the vocabulary
     model: Drafter | None = None
+    _after: list[Share] = field(default_factory=lambda: [Share(right) for right in _RIGHT])
+    _by_model: Share = field(default_factory=lambda: Share(_KEPT))
+    _context: list[int] = field(default_factory=list)  # of the last drafts
+    _guesses: list[_Guess] = field(default_factory=list)  # at its end, and after each of them
+    _drafts: list[int] = field(default_factory=list)
 
     @property
     def vocab_size(self) -> int:
@@ -42,10 +77,33 @@ class Ngrams(Proposer):
         """Return the model, since the text suggests one token alone; without one, this."""
         return self if self.model is None else self.model
 
+    def propose(self, context: list[int], count: int, pick: Pick) -> tuple[list[int], np.ndarray]:
+        self._count(context)
+        self._guesses = []
+        drafts, q = super().propose(context, count, pick)
+        self._context, self._drafts = list(context), drafts
+        return drafts, q
+
+    def _count(self, text: list[int]) -> None:
+        """Count which of the last guesses are right in a text that goes on after them; a draft
+        after a wrong one was not looked at.
+        """
+        known = len(self._context)
+        if not known or text[:known] != self._context:
+            return
+        for guess, draft, token in zip(self._guesses, self._drafts, text[known:], strict=False):
+            self._after[guess.length].count(guess.token == token)
+            if guess.of_model:
+                self._by_model.count(draft == token)
+            if draft != token:
+                break
+
     def logits(self, tokens: list[int]) -> np.ndarray:
         token, length = continuation(tokens)
         of_model = None if self.model is None else self.model.logits(tokens)
-        if of_model is not None and length < LEAST:
+        drafts = of_model is not None and self._after[length].value <= self._by_model.value
+        self._guesses.append(_Guess(token, length, drafts))
+        if of_model is not None and drafts:
             return of_model
         certain = np.full(self.size, -np.inf)
         certain[token] = 0.0

@@ -47,6 +47,7 @@ BUCKET = 64  # windows are padded to a multiple of it,
 _PLACES = 512  # and the places of a batch
 _SOME = 4096  # a step of learning computes with a multiple of so many tokens,
 _OTHERS = 2048  # of which at least so many are none of its batch's
+_LEARNT_TO_MEASURED = 8  # batches, at least
 _BEST = "best.safetensors"
 _BETTER = 0.001  # in acceptance, to count as an improvement
 
@@ -59,7 +60,7 @@ class Settings:
     batch: int  # tokens a step, about
     learning_rate: float
     rejection: float  # weight of that loss; 0 as published
-    measured_every: int  # steps
+    measured_every: int  # steps, at least: more where there is much to measure
     patience: int  # measurements without an improvement, after which it ends
     seed: int
     temperature: float = 1.0  # of the answers, which say it
@@ -333,13 +334,18 @@ def fit(
     step = jax.jit(update, donate_argnums=(0, 1))
     measured = jax.jit(lambda moving, fixed, batch: measure({**moving, **fixed}, batch))
     moving, fixed = jax.device_put(moving), jax.device_put(fixed)
+    measured_batches = [
+        padded(some, length, _windows(settings.batch, some[0]))
+        for length, some in groups(held_out, settings.batch, np.random.default_rng(0))
+    ]
+    measured_every = max(settings.measured_every, _LEARNT_TO_MEASURED * len(measured_batches))
     saved = Saved(folder, settings, params_digest(student.params), digest_of(learnt))
     (moving, state), run, done = saved.begun((moving, jax.device_put(transform.init(moving))))
 
     def measurement(loss: float | None, tokens: int, at: int) -> Point:
         sums = np.zeros(3)
-        for one in held_out:
-            sums += np.asarray(measured(moving, fixed, padded([one], _length(one), 1).arrays()))
+        for batch in measured_batches:
+            sums += np.asarray(measured(moving, fixed, batch.arrays()))
         accepted, same, places = sums
         return Point(at, tokens, loss, accepted / places, same / places, run.seconds)
 
@@ -366,7 +372,7 @@ def fit(
             f"step {number} of {steps}, loss {losses[-1]:.3f}, acceptance "
             f"{run.curve[-1].acceptance:.3f}, about {left / 60:.0f} min to go"
         )
-        if number % settings.measured_every == 0 or number == steps:
+        if number % measured_every == 0 or number == steps:
             measured_and_saved(float(np.mean(losses)), tokens, number)
             losses = []
     return {**saved.best(moving), **jax.device_get(fixed)}, run

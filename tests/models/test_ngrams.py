@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.draft import Drafter
-from models.ngrams import LEAST, MOST, Ngrams, continuation
+from models.ngrams import MOST, Ngrams, continuation
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.plain import Plain
 from protocols.verification.variants import VARIANTS, Rule, verifier
 from spu_llm.core.prg import Prg
 
 VOCAB = 9
+LEAST = 6  # of a match that goes before a model of which nothing is known yet
 
 
 class Model(Drafter):
@@ -86,6 +87,42 @@ def test_a_model_drafts_where_little_was_there_before() -> None:
     assert drafts == [6, 7, 0]
     lengths = [len(seen) + LEAST + i for i in (-1, 0, 1, 0, 1, 2)]
     assert [len(asked) for asked in model.asked] == lengths
+
+
+def goes_on(mixed: Ngrams, text: list[int], tokens: list[int]) -> list[int]:
+    """Return the drafts after texts that go on by `tokens`, one a step."""
+    made = []
+    for i in range(len(tokens)):
+        made += mixed.propose([*text, *tokens[:i]], 1, argmax)[0]
+    return made
+
+
+def test_short_matches_draft_where_the_model_is_wrong() -> None:
+    """In a text that counts from 0 to 5 again and again, after a model that says 8 throughout."""
+    text = [0, 1, 2, 3, 4, 5]
+    drafts = goes_on(Ngrams(VOCAB, Model()), text, text * 2)
+    assert drafts == [8, 8, 8, *(text * 2)[3:]]
+
+
+def test_long_matches_give_way_where_they_are_wrong() -> None:
+    """In a text where another token comes after a long match than came the last time."""
+    mixed, match = Ngrams(VOCAB, Model()), [0, 1, 2, 3, 4, 5, 6]
+    text, drafts = [*match, 7], []
+    for i in range(3):
+        text += match
+        drafts += mixed.propose(text, 1, argmax)[0]
+        text.append((8, 7)[i % 2])
+    assert drafts == [7, 8, 8]
+
+
+def test_what_is_counted_is_of_the_text_that_goes_on() -> None:
+    """Not of another one, such as rehearsals have, nor of drafts after a wrong one."""
+    mixed = Ngrams(VOCAB, Model())
+    mixed.propose([1, 2, 3], 2, argmax)
+    mixed.propose([5, 5, 5, 5], 2, argmax)
+    assert mixed._by_model.seen == 0 and all(share.seen == 0 for share in mixed._after)
+    mixed.propose([5, 5, 5, 5, 6, 6], 2, argmax)
+    assert mixed._by_model.seen == 1 and sum(share.seen for share in mixed._after) == 1
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, "greedy", "plain"])
