@@ -29,7 +29,7 @@ NEED = $(if $(PYTHON),PYTHON=$(PYTHON) is not a working,There is no working) CPy
 help:
 	@echo 'make demo      both parties on this machine, one private prompt (ARGS=... for spu-llm demo)'
 	@echo 'make model     fetch, import and calibrate a model of 135 million parameters, SmolLM2'
-	@echo 'make draft     a draft model for it, aligned with it; over an hour'
+	@echo 'make draft     a draft model for it, which was aligned with it'
 	@echo 'make chat      both parties on this machine, a chat with it (ARGS=... for spu-llm chat)'
 	@echo 'make test      the tests, without those marked slow   (ARGS=... for pytest)'
 	@echo 'make test-slow those marked slow                      (PART=2/12 for the second of 12 pieces)'
@@ -104,11 +104,9 @@ $(MODEL)/ranges.json: $(MODEL)/config.json $(ABOUT)/chats.jsonl models/calibrati
 	@echo 'Choosing its ranges from chats (a minute or more) ...'
 	@$(BIN)/spu-llm calibrate --model $(@D) --chats $(ABOUT)/chats.jsonl
 
-# Written last of a draft model's directory, so that an alignment that was interrupted goes on.
-$(DRAFT)/align.json: $(MODEL)/config.json
-	@echo 'Aligning a draft model (over an hour on two cores; the same command goes on after a break) ...'
-	@$(BIN)/spu-llm align --private $(MODEL) --keep 0,14,29 --write 400000 --top-k 20 --epochs 4 \
-	    --learning-rate 2e-3 --out $(@D)
+# Its own tensors are in the repository, the table of tokens is the model's. align.json comes last.
+$(DRAFT)/align.json: $(MODEL)/config.json $(ABOUT)/draft/model.safetensors
+	@$(BIN)/python -m models.alignment.changed complete $(ABOUT)/draft $(MODEL) $(@D)
 
 # Of the same folder as its source, so that it is imported by the same name.
 proto: $(STAMP)

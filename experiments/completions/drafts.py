@@ -21,7 +21,7 @@ import numpy as np
 
 from experiments.common import commands
 from experiments.common.cells import Cells, with_rows
-from experiments.common.report import Column, rows_table
+from experiments.common.report import Column, figures_table, rows_table
 from models.chat import Message
 from models.draft import Drafter, Proposer
 from models.family import ModelConfig, Params
@@ -284,6 +284,22 @@ def table(result: Row) -> str:
     for run in result["rows"]:
         alike.setdefault((run["kind"], run["way"], run["temperature"]), []).append(run)
     return "\n".join(rows_table(COLUMNS, alike.values()))
+
+
+_LEARNT = (
+    Column[Row]("acceptance", lambda point: f"{point['acceptance']:.2f}"),
+    Column[Row]("the same likeliest token", lambda point: f"{point['same']:.0%}"),
+)
+
+
+def curve_table(result: Row, most: int = 8) -> str:
+    """Return a table of what a draft model had learnt by how many answers: about `most` points of
+    its alignment's curve (`align.json`), evenly, with the last one.
+    """
+    curve = result["curve"]
+    places = sorted({round(i) for i in np.linspace(0, len(curve) - 1, most)})
+    points = {f"{round(curve[i]['tokens'], -3):,}": curve[i] for i in places}
+    return "\n".join(figures_table("answers learnt", _LEARNT, points))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -133,7 +133,6 @@ def measure(
     config, params = load_model(directory)
     model, small = Drafter(config, params, rows), Drafter(*load_model(draft_model), rows)
     ends = tokenizer.eos_ids
-    drafter = Ngrams(config.vocab_size, small)
     made = []
     for temperature in TEMPERATURES:
         rule = Race(Sampling(temperature), temperature > 0)
@@ -143,6 +142,7 @@ def measure(
             long = min(tokens + most, config.context - len(prompt) - most)
             text = written(model, rule, prompt, long, own, ends)
             for tree in TREES:
+                drafter = Ngrams(config.vocab_size, small)
                 each = walk(tree, text, tokens, prompt, drafter, rule, own)
                 made.append(_record(RACE, temperature, number, tree, each))
     for number, prompt in enumerate(prompts):

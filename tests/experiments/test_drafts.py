@@ -113,6 +113,14 @@ def test_the_table_has_the_spread_over_prompts() -> None:
     )
 
 
+def test_a_curve_has_its_first_and_its_last_point() -> None:
+    curve = [{"tokens": 1000 * i, "acceptance": i / 100, "same": i / 50} for i in range(21)]
+    head, _, acceptance, same = drafts.curve_table({"curve": curve}, most=3).splitlines()
+    assert head == "| answers learnt | 0 | 10,000 | 20,000 |"
+    assert acceptance == "| acceptance | 0.00 | 0.10 | 0.20 |"
+    assert same.endswith("| 0% | 20% | 40% |")
+
+
 @pytest.mark.parametrize("name", ["drafts_shipped", "drafts_smollm2", "drafts_t5"])
 def test_committed_files_go_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that a file lacks is counted alone, and its row stands in its place."""
