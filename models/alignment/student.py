@@ -41,6 +41,18 @@ def of_public(directory: Path, tokenizer: str, encodes: bool) -> Student:
     return Student(config, params)
 
 
+def sharing(student: Student, private: Params) -> Student:
+    """Return a student whose tables stay where they are the private model's: it may have begun as
+    blocks of that model, and gone without its table ever since.
+    """
+    same = {
+        name
+        for name, value in student.params.items()
+        if np.ndim(value) == 2 and np.array_equal(value, private.get(name, ()))
+    }
+    return replace(student, fixed=student.fixed | same)
+
+
 def from_nothing(private: ModelConfig, blocks: int, width: int | None, seed: int) -> Student:
     """Return a random model of so many blocks, as wide as the private one or narrower, with as many
     heads in proportion. InputError for another width.

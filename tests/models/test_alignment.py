@@ -517,6 +517,21 @@ def test_what_stays_is_not_changed(tmp_path: Path) -> None:
         student.of_blocks(config, private, [2])
 
 
+def test_tables_of_the_private_model_stay(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Also in a draft model that is aligned again, and no other model's."""
+    config = replace(CONFIGS[1], vocab_size=tokenizer.vocab_size)
+    private, others = params_of(config), params_of(config, 1)
+    kept = student.of_blocks(config, private, [1])
+    mixed = {**kept.params, "head": others["head"]}
+    for name, params in (("kept", kept.params), ("mixed", mixed)):
+        save_model(tmp_path / name, kept.config, params)
+        save_tokenizer(tmp_path / name)
+    for name, fixed in (("kept", {"embed", "head"}), ("mixed", {"embed"})):
+        again = student.of_public(tmp_path / name, tokenizer.digest, encodes=False)
+        rounded = jax.tree.map(lambda w: np.float32(np.float16(w)), private)
+        assert student.sharing(again, rounded).fixed == fixed and not again.fixed
+
+
 def test_a_student_may_be_narrower() -> None:
     llama = LlamaConfig(V, 32, 48, 96, 2, 6, 3)
     narrow = student.from_nothing(llama, 1, 16, 0)

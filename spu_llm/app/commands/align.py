@@ -209,6 +209,7 @@ def _asked(options: argparse.Namespace, progress: Progress) -> tuple[Path, Stude
         raise InputError(f"--top-k must be at most {config.vocab_size}, the vocabulary")
     if options.public is not None:
         begun = student.of_public(options.public, text.tokenizer.digest, config.encodes)
+        begun = student.sharing(begun, params)
     elif options.blocks is not None:
         begun = student.from_nothing(config, options.blocks, options.width, options.seed)
     else:
