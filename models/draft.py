@@ -30,8 +30,9 @@ WIDTH = 8
 
 
 class Proposer:
-    """Proposes tokens after a text. Subclasses define the logits, which depend on the tokens before
-    alone, so that every draft has the distribution that `pick` returns for it.
+    """Proposes tokens after a text. Subclasses define the logits, which are fixed before the draft
+    and the randomness of its verification are drawn, so that every draft has the distribution that
+    `pick` returns for it.
     """
 
     @property
@@ -46,6 +47,11 @@ class Proposer:
     def beside(self) -> Proposer:
         """Return what drafts further continuations, which are to begin with another token."""
         return self
+
+    def begin(self) -> None:
+        """Expect a text that goes on with tokens which no drafts were made for, such as a turn's of
+        a chat.
+        """
 
     def propose(self, context: list[int], count: int, pick: Pick) -> tuple[list[int], np.ndarray]:
         """Draw `count` drafts after `context` (token ids); return them and the distributions they

@@ -27,18 +27,21 @@ _WEIGHT = 4.0  # drafts of a text that count as much as what is thought before
 
 @dataclass
 class Share:
-    """A share of drafts that stay: what is thought of it, then what the text has shown, too."""
+    """A share of drafts that were right: what the text has shown so far."""
 
-    before: float
     right: int = 0
     seen: int = 0
 
-    @property
-    def value(self) -> float:
-        return (self.right + _WEIGHT * self.before) / (self.seen + _WEIGHT)
-
     def count(self, right: bool) -> None:
         self.right, self.seen = self.right + right, self.seen + 1
+
+    def after(self, before: float) -> float:
+        """Return what is thought of the share, by what was thought before."""
+        return (self.right + _WEIGHT * before) / (self.seen + _WEIGHT)
+
+
+def _shares() -> list[Share]:
+    return [Share() for _ in range(MOST + 1)]
 
 
 @dataclass(frozen=True)
@@ -49,22 +52,24 @@ class _Guess:
 
     token: int
     length: int
-    of_model: bool
+    by_model: bool
 
 
 @dataclass
 class Ngrams(Proposer):
     """Proposes the token that the text itself suggests; with a `model`, the model proposes wherever
-    its drafts stay more often in this text than tokens after a match as long: so n-grams draft an
-    answer that repeats its prompt, and the model another one. The model runs in either case, and
-    what is counted is known by then, so that a step's time does not tell which of the two proposed.
+    its drafts, after a match as long, stayed more often in this text: so n-grams draft an answer
+    that repeats its prompt, and the model another one. The model runs in either case, and what is
+    counted is known by then: where progress is hidden, time does not tell which of the two drafts.
     """
 
     size: int  # tokens of the vocabulary
     model: Drafter | None = None
-    _after: list[Share] = field(default_factory=lambda: [Share(right) for right in _RIGHT])
-    _by_model: Share = field(default_factory=lambda: Share(_KEPT))
-    _context: list[int] = field(default_factory=list)  # of the last drafts
+    _by_text: list[Share] = field(default_factory=_shares)  # by the length of the match
+    _by_model: list[Share] = field(default_factory=_shares)
+    _of_model: Share = field(default_factory=Share)  # of any length
+    _context: list[int] | None = None  # of the last drafts; None: nothing is to be counted
+    _several: bool = False  # drafts after it, one of which the text goes on with
     _guesses: list[_Guess] = field(default_factory=list)  # at its end, and after each of them
     _drafts: list[int] = field(default_factory=list)
 
@@ -77,8 +82,12 @@ class Ngrams(Proposer):
         """Return the model, since the text suggests one token alone; without one, this."""
         return self if self.model is None else self.model
 
+    def begin(self) -> None:
+        self._context = None
+
     def propose(self, context: list[int], count: int, pick: Pick) -> tuple[list[int], np.ndarray]:
         self._count(context)
+        self._several = context == self._context
         self._guesses = []
         drafts, q = super().propose(context, count, pick)
         self._context, self._drafts = list(context), drafts
@@ -86,24 +95,30 @@ class Ngrams(Proposer):
 
     def _count(self, text: list[int]) -> None:
         """Count which of the last guesses are right in a text that goes on after them; a draft
-        after a wrong one was not looked at.
+        after a wrong one was not looked at. Of several continuations only one can have stayed, so
+        that the model's drafts do not count there.
         """
-        known = len(self._context)
-        if not known or text[:known] != self._context:
+        if self._context is None or text[: len(self._context)] != self._context:
             return
-        for guess, draft, token in zip(self._guesses, self._drafts, text[known:], strict=False):
-            self._after[guess.length].count(guess.token == token)
-            if guess.of_model:
-                self._by_model.count(draft == token)
+        rest = text[len(self._context) :]
+        for guess, draft, token in zip(self._guesses, self._drafts, rest, strict=False):
+            self._by_text[guess.length].count(guess.token == token)
+            if guess.by_model and not self._several:
+                self._by_model[guess.length].count(draft == token)
+                self._of_model.count(draft == token)
             if draft != token:
                 break
+
+    def _prefers_model(self, length: int) -> bool:
+        of_text = self._by_text[length].after(_RIGHT[length])
+        return self._by_model[length].after(self._of_model.after(_KEPT)) >= of_text
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         token, length = continuation(tokens)
         of_model = None if self.model is None else self.model.logits(tokens)
-        drafts = of_model is not None and self._after[length].value <= self._by_model.value
-        self._guesses.append(_Guess(token, length, drafts))
-        if of_model is not None and drafts:
+        by_model = of_model is not None and self._prefers_model(length)
+        self._guesses.append(_Guess(token, length, by_model))
+        if of_model is not None and by_model:
             return of_model
         certain = np.full(self.size, -np.inf)
         certain[token] = 0.0

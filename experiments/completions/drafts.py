@@ -10,6 +10,7 @@ tokens a step say how many steps a text takes.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +36,7 @@ from spu_llm.app.calibration_texts import messages_in
 from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
+from spu_llm.core.text_files import read_text
 from spu_llm.systems.decoding.limits import MAX_DRAFTS
 
 TEXTS = Path(__file__).parents[1] / "data" / "drafts_texts.json"
@@ -47,7 +49,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class DraftsPlan:
     """The study's settings. draft_model: None for n-grams alone; tokens: of a text, at most;
-    questions: the name of their file, None for the study's prompts.
+    questions: the name and a digest of their file, None for the study's prompts.
     """
 
     model: str
@@ -139,7 +141,7 @@ def prompts_of(text: TextFormat, questions: Path | None = None) -> Iterator[tupl
     if questions is not None:
         if text.template is None:
             raise InputError("--questions is for models with a chat template; leave it out")
-        for said, messages in messages_in(questions, most=None):
+        for said, messages in messages_in(questions, None, "--questions"):
             kind = str(said.get("kind", "questions"))
             yield kind, text.tokenizer.encode(text.template.render(messages))
         return
@@ -178,6 +180,11 @@ class Study:
         self.prompts = list(prompts_of(text, questions))
         rows = max(len(prompt) for _, prompt in self.prompts) + plan.tokens + plan.draft_length
         private = load_model(model, encoders=True)
+        if rows > private[0].context:
+            raise InputError(
+                f"the longest prompt and --tokens take {rows} positions, but the model's context "
+                f"has {private[0].context}; give fewer --tokens, or shorter questions"
+            )
         self.model, size = for_prompts(private, rows), private[0].vocab_size
         self.drafters: dict[str, Callable[[list[int]], Proposer]] = {
             WAYS[0]: lambda prompt: Ngrams(size)
@@ -317,6 +324,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _told(questions: Path) -> str:
+    """Return a file's name and the beginning of its text's digest; InputError where it cannot be
+    read.
+    """
+    text = read_text(questions, "--questions")
+    return f"{questions.name} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
 def command(options: argparse.Namespace) -> None:
     """Print the table; write each row to `--json`."""
     commands.check_range("--tokens", options.tokens, 2)
@@ -332,7 +347,7 @@ def command(options: argparse.Namespace) -> None:
         None if draft_model is None else draft_model.name,
         options.tokens,
         options.draft_length,
-        None if options.questions is None else options.questions.name,
+        None if options.questions is None else _told(options.questions),
     )
     result = commands.resumed(
         options, plan, lambda *how: measure(directory, draft_model, options.questions, plan, *how)

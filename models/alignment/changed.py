@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,89 +21,121 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
-from models.alignment.run import CURVE
-from models.files import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILE, replace_file
+from models.alignment.run import ANSWERS, CURVE
+from models.files import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILE, read_file, replace_file
 from spu_llm.core.errors import InputError
 
+_UNALIGNED = "give a draft model that spu-llm align wrote"
 _LEFT_OUT = "left_out"  # in the metadata: JSON, digests of tensors by their names
 
 
 def take(draft: Path, private: Path, folder: Path) -> list[str]:
     """Write what of a draft model is not its private model's to a folder; return the names of the
-    tensors that are left out.
+    tensors that are left out. InputError where there are none, or a file cannot be used.
     """
-    whole, known = _tensors(draft / WEIGHTS_FILE), _tensors(private / WEIGHTS_FILE)
+    _check_apart(folder, draft, private)
+    whole, known = _tensors(draft), _tensors(private)
     left_out = {
         name: _digest(values)
         for name, values in whole.items()
         if name in known and _digest(known[name]) == _digest(values)
     }
+    if not left_out:
+        raise InputError(
+            f"{draft} has no tensor of {private} as it is; keep it whole (a model that is not in "
+            "float16 shares none with a draft model, which is)"
+        )
     changed = {name: values for name, values in whole.items() if name not in left_out}
-    folder.mkdir(parents=True, exist_ok=True)
+    texts = {name: read_file(draft / name, _UNALIGNED) for name in (CONFIG_FILE, CURVE)}
+    _make(folder)
     replace_file(folder / WEIGHTS_FILE, save(changed, {_LEFT_OUT: json.dumps(left_out)}))
-    for name in (CONFIG_FILE, CURVE):
-        shutil.copyfile(draft / name, folder / name)
+    for name, text in texts.items():
+        replace_file(folder / name, text)
     return sorted(left_out)
 
 
 def complete(folder: Path, private: Path, draft: Path) -> None:
     """Write the draft model in a folder as a model directory, with what it has of the private
-    model. InputError when the private model has other tensors than those that were left out.
+    model. InputError when the private model has other tensors than the ones that were left out, the
+    directory holds an alignment that goes on, or a file cannot be used.
     """
-    changed, known = _tensors(folder / WEIGHTS_FILE), _tensors(private / WEIGHTS_FILE)
-    left_out = _left_out(folder / WEIGHTS_FILE)
+    _check_apart(draft, folder, private)
+    if (draft / ANSWERS).exists():
+        raise InputError(f"{draft} holds an alignment of its own; move it away, or give another")
+    changed, left_out, known = _tensors(folder), _left_out(folder), _tensors(private)
     for name, digest in left_out.items():
         if name not in known or _digest(known[name]) != digest:
             raise InputError(
                 f"{private} has another {name} than the model that {folder} was aligned with; give "
                 "that model, or align a draft model with this one (spu-llm align)"
             )
-    draft.mkdir(parents=True, exist_ok=True)
+    texts = {
+        name: read_file(private / name, "") for name in TEXT_FILES if (private / name).exists()
+    }
+    # The curve comes last, since it says that the directory is whole.
+    texts |= {name: read_file(folder / name, _UNALIGNED) for name in (CONFIG_FILE, CURVE)}
     whole = {**{name: known[name] for name in left_out}, **changed}
+    _make(draft)
     replace_file(draft / WEIGHTS_FILE, save(whole, {"format": "pt"}))
-    for name in TEXT_FILES:
-        if (private / name).exists():
-            shutil.copyfile(private / name, draft / name)
-    shutil.copyfile(folder / CONFIG_FILE, draft / CONFIG_FILE)
-    # Last, since it says that the directory is whole.
-    shutil.copyfile(folder / CURVE, draft / CURVE)
+    for name, text in texts.items():
+        replace_file(draft / name, text)
+
+
+def _check_apart(written: Path, *read: Path) -> None:
+    if written.resolve() in [path.resolve() for path in read]:
+        raise InputError(f"{written} would be written over; give another")
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{directory} cannot be made: {error.strerror}") from None
 
 
 def _digest(values: np.ndarray) -> str:
     head = f"{values.dtype} {values.shape}\n".encode()
-    return hashlib.sha256(head + np.ascontiguousarray(values).data).hexdigest()
+    return hashlib.sha256(head + values.tobytes()).hexdigest()
 
 
-def _tensors(path: Path) -> Mapping[str, np.ndarray]:
+def _tensors(directory: Path) -> Mapping[str, np.ndarray]:
+    path = directory / WEIGHTS_FILE
     try:
         tensors: Mapping[str, np.ndarray] = load_file(path)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError):
-        raise InputError(f"{path} cannot be read; make it again") from None
+        raise InputError(
+            f"{path} cannot be read; give a directory with all weights in this one file"
+        ) from None
     return tensors
 
 
-def _left_out(path: Path) -> dict[str, str]:
+def _left_out(folder: Path) -> dict[str, str]:
+    path = folder / WEIGHTS_FILE
     with safe_open(path, "np") as file:
-        given = (file.metadata() or {}).get(_LEFT_OUT)
-    if given is None:
+        given = (file.metadata() or {}).get(_LEFT_OUT, "")
+    try:
+        left_out: dict[str, str] = json.loads(given)
+        told = all(isinstance(digest, str) for digest in left_out.values())
+    except (ValueError, AttributeError):
+        told = False
+    if not told:
         raise InputError(f"{path} does not say what is left out; give a folder that `take` wrote")
-    left_out: dict[str, str] = json.loads(given)
     return left_out
 
 
 def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m models.alignment.changed")
     parser.add_argument("action", choices=("take", "complete"))
-    parser.add_argument("from_", metavar="FROM", type=Path)
+    parser.add_argument("read", metavar="FROM", type=Path)
     parser.add_argument("private", metavar="PRIVATE", type=Path)
-    parser.add_argument("to", metavar="TO", type=Path)
+    parser.add_argument("written", metavar="TO", type=Path)
     options = parser.parse_args(given)
     try:
         if options.action == "take":
-            names = take(options.from_, options.private, options.to)
-            print(f"{options.to} written, without {', '.join(names) or 'leaving anything out'}")
+            names = take(options.read, options.private, options.written)
+            print(f"{options.written} written, without {', '.join(names)}")
         else:
-            complete(options.from_, options.private, options.to)
+            complete(options.read, options.private, options.written)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

@@ -47,7 +47,7 @@ BUCKET = 64  # windows are padded to a multiple of it,
 _PLACES = 512  # and the places of a batch
 _SOME = 4096  # a step of learning computes with a multiple of so many tokens,
 _OTHERS = 2048  # of which at least so many are none of its batch's
-_LEARNT_TO_MEASURED = 8  # batches, at least
+_LEARNT_TO_MEASURED = 4  # batches, at least
 _BEST = "best.safetensors"
 _BETTER = 0.001  # in acceptance, to count as an improvement
 
@@ -339,7 +339,7 @@ def fit(
         for length, some in groups(held_out, settings.batch, np.random.default_rng(0))
     ]
     measured_every = max(settings.measured_every, _LEARNT_TO_MEASURED * len(measured_batches))
-    saved = Saved(folder, settings, params_digest(student.params), digest_of(learnt))
+    saved = Saved(folder, settings, student, digest_of(learnt))
     (moving, state), run, done = saved.begun((moving, jax.device_put(transform.init(moving))))
 
     def measurement(loss: float | None, tokens: int, at: int) -> Point:
@@ -361,7 +361,7 @@ def fit(
         if run.is_over(settings.patience):
             break
         began = time.monotonic()
-        draw = np.random.default_rng([settings.seed, number])
+        draw = np.random.default_rng([settings.seed, number, 1])
         of_part, part = narrowed(batch, config.vocab_size, draw)
         moving, state, value = step(moving, state, fixed, of_part.arrays(), part.arrays())
         losses.append(float(value))
@@ -395,10 +395,15 @@ def _from(learnt: Sequence[Answer], settings: Settings, done: int) -> Iterator[t
 class Saved:
     """A run's state in a folder: written whole after each measurement."""
 
-    def __init__(self, folder: Path, settings: Settings, student: str, answers: str) -> None:
-        """Take the digests of the student that the run began with, and of what it learns."""
+    def __init__(self, folder: Path, settings: Settings, student: Student, answers: str) -> None:
+        """Take the student that the run began with, and the digest of what it learns."""
         self._folder = folder
-        self._said = {**asdict(settings), "student": student, "answers": answers}
+        self._said = {
+            **asdict(settings),
+            "student": params_digest(student.params),
+            "fixed": sorted(student.fixed),
+            "answers": answers,
+        }
 
     def begun(self, start: Any) -> tuple[Any, Run, int]:
         """Return parameters and optimiser state, the curve, and the steps done."""

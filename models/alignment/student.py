@@ -42,13 +42,14 @@ def of_public(directory: Path, tokenizer: str, encodes: bool) -> Student:
 
 
 def sharing(student: Student, private: Params) -> Student:
-    """Return a student whose tables stay where they are the private model's: it may have begun as
-    blocks of that model, and gone without its table ever since.
+    """Return a student whose tables stay where they are the private model's, in float16: it may
+    have begun as blocks of that model.
     """
     same = {
         name
         for name, value in student.params.items()
-        if np.ndim(value) == 2 and np.array_equal(value, private.get(name, ()))
+        if np.ndim(value) == 2
+        and np.array_equal(np.float16(value), np.float16(private.get(name, ())))
     }
     return replace(student, fixed=student.fixed | same)
 

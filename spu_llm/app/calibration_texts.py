@@ -125,14 +125,14 @@ def _chats(path: Path, directory: Path) -> Iterator[Part]:
 
 
 def messages_in(
-    path: Path, most: int | None = MAX_TEXTS
+    path: Path, most: int | None = MAX_TEXTS, option: str = "--chats"
 ) -> Iterator[tuple[dict[str, Any], list[Message]]]:
-    """Read the first `most` chats of a JSON Lines file, or all: each one's fields, and its
-    messages. InputError, with the line, for what is none.
+    """Read the first `most` chats of a JSON Lines file, which an option names, or all: each one's
+    fields, and its messages. InputError, with the line, for what is none.
     """
-    lines = [line for line in read_text(path, "--chats").split("\n") if line][:most]
+    lines = [line for line in read_text(path, option).split("\n") if line][:most]
     if not lines:
-        raise InputError(f"{path}, of --chats, is empty")
+        raise InputError(f"{path}, of {option}, is empty")
     for number, line in enumerate(lines, 1):
         yield _chat(line, f"line {number} of {path}")
 

@@ -85,6 +85,17 @@ def test_questions_have_their_kinds(tmp_path: Path) -> None:
     assert text.tokenizer.decode(asks[0][1]) == "<Why?>"
     with pytest.raises(InputError, match="with a chat template"):
         list(prompts_of(text, file))
+    told = drafts._told(file)
+    file.write_text("\n")
+    assert told.startswith("questions.jsonl ") and drafts._told(file) != told
+    with pytest.raises(InputError, match="of --questions, is empty"):
+        list(prompts_of(TextFormat(text.tokenizer, template, "", b""), file))
+
+
+def test_texts_fit_into_the_models_context() -> None:
+    plan = DraftsPlan("private", "public", 5000, 4)
+    with pytest.raises(InputError, match="give fewer --tokens"):
+        drafts.Study(shipped("private"), shipped("public"), None, plan, lambda words: None)
 
 
 def test_the_table_has_the_spread_over_prompts() -> None:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from models.alignment import changed
-from models.alignment.run import CURVE
+from models.alignment.run import ANSWERS, CURVE
 from models.alignment.student import of_blocks
 from models.family import family_of
 from models.files import WEIGHTS_FILE
@@ -69,10 +69,40 @@ def test_another_private_model_is_refused(
     assert "give that model" in capsys.readouterr().err
 
 
-def test_a_whole_model_says_not_what_is_left_out(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_refused_in_a_line(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     draft, private = pair
-    with pytest.raises(InputError, match="does not say what is left out"):
-        changed.complete(draft, private, tmp_path / "again")
-    (draft / WEIGHTS_FILE).write_bytes(b"x")
-    with pytest.raises(InputError, match="cannot be read"):
-        changed.complete(draft, private, tmp_path / "again")
+    kept, out, file = tmp_path / "kept", tmp_path / "again", tmp_path / "file"
+    changed.take(draft, private, kept)
+    file.write_text("")
+    weights = (kept / WEIGHTS_FILE).read_bytes()
+    aligned = tmp_path / "aligned"
+    (aligned / ANSWERS).mkdir(parents=True)
+    of_bfloat16 = tmp_path / "bfloat16"
+    other = {TABLE: np.zeros((2, 2), jax.numpy.bfloat16)}
+    of_bfloat16.mkdir()
+    save_file(other, of_bfloat16 / WEIGHTS_FILE)
+
+    def refused(action: str, read: Path, beside: Path, written: Path) -> str:
+        assert changed.main([action, str(read), str(beside), str(written)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "written over" in refused("complete", kept, private, private)
+    assert "written over" in refused("take", draft, private, draft)
+    assert "an alignment of its own" in refused("complete", kept, private, aligned)
+    assert "cannot be made" in refused("complete", kept, private, file)
+    assert "does not say what is left out" in refused("complete", draft, private, out)
+    assert "no tensor" in refused("take", draft, of_bfloat16, out)
+    for said in ("x", "[]", '{"a": 1}'):
+        save_file(load_file(kept / WEIGHTS_FILE), kept / WEIGHTS_FILE, {"left_out": said})
+        assert "does not say" in refused("complete", kept, private, out)
+    (kept / WEIGHTS_FILE).write_bytes(weights[:-9])
+    assert "cannot be read" in refused("complete", kept, private, out)
+    (kept / WEIGHTS_FILE).write_bytes(weights)
+    (kept / CURVE).unlink()
+    assert f"{CURVE} is missing" in refused("complete", kept, private, out)
+    (draft / CURVE).unlink()
+    assert f"{CURVE} is missing" in refused("take", draft, private, out)
+    assert not out.exists() and load_uncalibrated(private)

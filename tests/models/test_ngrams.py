@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models import ngrams
 from models.draft import Drafter
 from models.ngrams import MOST, Ngrams, continuation
 from protocols.verification.distribution import Sampling, Streams
@@ -115,14 +116,41 @@ def test_long_matches_give_way_where_they_are_wrong() -> None:
     assert drafts == [7, 8, 8]
 
 
+def counts(mixed: Ngrams) -> tuple[int, int]:
+    """Return how many guesses of the text, and drafts of the model, were counted."""
+    of_text, of_model = (
+        sum(share.seen for share in each) for each in (mixed._by_text, mixed._by_model)
+    )
+    assert of_model == mixed._of_model.seen
+    return of_text, of_model
+
+
 def test_what_is_counted_is_of_the_text_that_goes_on() -> None:
-    """Not of another one, such as rehearsals have, nor of drafts after a wrong one."""
+    """Not of another one, such as rehearsals have, nor of drafts after a wrong one, nor of a turn
+    that somebody else writes.
+    """
     mixed = Ngrams(VOCAB, Model())
     mixed.propose([1, 2, 3], 2, argmax)
     mixed.propose([5, 5, 5, 5], 2, argmax)
-    assert mixed._by_model.seen == 0 and all(share.seen == 0 for share in mixed._after)
+    assert counts(mixed) == (0, 0)
     mixed.propose([5, 5, 5, 5, 6, 6], 2, argmax)
-    assert mixed._by_model.seen == 1 and sum(share.seen for share in mixed._after) == 1
+    assert counts(mixed) == (1, 1)
+    mixed.begin()
+    mixed.propose([5, 5, 5, 5, 6, 6, 8, 8, 8], 2, argmax)
+    assert counts(mixed) == (1, 1)
+    mixed.propose([5, 5, 5, 5, 6, 6, 8, 8, 8, 8, 8, 0], 2, argmax)
+    assert counts(mixed) == (3, 3)
+
+
+def test_of_several_continuations_the_models_are_not_counted() -> None:
+    """The text goes on with one of them, whichever it is."""
+    mixed = Ngrams(VOCAB, Model())
+    for _ in range(3):
+        mixed.propose([1, 2, 3], 2, argmax)
+    mixed.propose([1, 2, 3, 8, 8], 2, argmax)
+    assert counts(mixed) == (2, 0)
+    mixed.propose([1, 2, 3, 8, 8, 8], 2, argmax)
+    assert counts(mixed) == (3, 1)
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, "greedy", "plain"])
@@ -144,19 +172,40 @@ def test_every_rule_gets_a_distribution_of_one_token(name: str) -> None:
         np.testing.assert_array_equal(np.asarray(of_drafts)[:2], np.eye(VOCAB)[drafts] * 2**16)
 
 
-def test_texts_have_the_models_distribution() -> None:
+class Small(Drafter):
+    """Knows three tokens, by what comes before."""
+
+    def __init__(self) -> None:
+        self.table = np.random.default_rng(7).normal(0, 1, (3, 3))
+
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        return self.table[tokens[-1]]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_texts_have_the_models_distribution(mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chi-square of whole texts by the plain rule, false-alarm rate 1e-6; a rule that takes drafts
-    for ones of the model's is noticed.
+    for ones of the model's is noticed. Mixed, one outcome says who drafts next.
     """
     from tests.protocols.verifying import chi_square_p
 
+    monkeypatch.setattr(ngrams, "_RIGHT", (0.3,) * (MOST + 1))
+    monkeypatch.setattr(ngrams, "_KEPT", 0.31)
+    drafted_by = set()
     sampling, tokens, source = Sampling(), 3, random.Random(5)
     table = np.random.default_rng(6).normal(0, 1, (3, 3))  # logits after each token
 
     def text(right: bool) -> tuple[int, ...]:
         made = [0, 1, 0]
+        drafter = Ngrams(3, Small() if mixed else None)
+
+        def pick(logits: np.ndarray, position: int) -> tuple[int, np.ndarray]:
+            q = sampling.distribution(logits)
+            return source.choices(range(3), q)[0], q
+
         while len(made) < 3 + tokens:
-            drafts, q = Ngrams(3).propose(made, 2, argmax)
+            drafts, q = drafter.propose(made, 2, pick)
+            drafted_by.update(guess.by_model for guess in drafter._guesses)
             rows = np.stack([table[t] for t in [made[-1], *drafts]])
             if not right:
                 q = np.stack([sampling.distribution(row) for row in rows[:2]])
@@ -186,4 +235,5 @@ def test_texts_have_the_models_distribution() -> None:
         )
 
     assert p_of(True) > 1e-6
+    assert drafted_by == ({False, True} if mixed else {False})
     assert p_of(False) < 1e-6

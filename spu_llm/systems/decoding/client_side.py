@@ -87,8 +87,9 @@ class ClientSide:
 
     def keep_time(self, count: int, limit: int, length: int) -> None:
         """Set the cadence of steps with `count` drafts, of a completion of `limit` tokens at most,
-        by drafts after a text of `length` zeros, which the provider may know. Among several
-        continuations one may go on that the drafter did not see last, with all its drafts.
+        by drafts after a text of `length` tokens, which the provider may know: none comes twice, so
+        that a draft model is what drafts. Among several continuations one may go on that the
+        drafter did not see last, with all its drafts.
         """
         several = self._branching.count
         unseen = count + 1 if several > 1 else 0
@@ -99,7 +100,8 @@ class ClientSide:
         def rehearse() -> None:
             if self.around is not None:
                 self.around.rehearse(count + 1, length - 1)
-            text = [0] * seen + [next(tokens)] * min(unseen, length)
+            text = [i % self.tokenizer.vocab_size for i in range(seen)]
+            text += [next(tokens)] * min(unseen, length)
             self._drafted(text, count, [streams] * several)
             self._branching.rehearse(count, limit)
 
@@ -118,6 +120,8 @@ class ClientSide:
 
     def next_turn(self, tokens: Sequence[int]) -> ClientSide:
         """Return the client's side of the turn that begins when `tokens` come after this text."""
+        if self.drafter is not None:
+            self.drafter.begin()
         return replace(self, prompt=[*self.prompt, *self.tokens, *tokens])
 
     def follow(self) -> None:
