@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf.quants import dequantize
 from safetensors.numpy import load_file
 
+from models.alignment import changed
 from models.chat import Message, Template, cut
 from models.family import ModelConfig, Params, logits
 from models.files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
-from models.hf import load_model, save_model
+from models.hf import load_model, load_uncalibrated, save_model
 from models.importing.run import import_model
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
@@ -137,6 +139,27 @@ def test_it_answers_in_plaintext(model: Path, loaded: tuple[ModelConfig, Params]
     rows = np.asarray(logits(params, config, tokens))[-len(reply) - 1 : -1]
     assert rows.argmax(axis=1).tolist() == reply
     assert tokenizer.special_tokens["<|im_end|>"] == reply[-1]
+
+
+def test_its_draft_model_is_completed(
+    model: Path, loaded: tuple[ModelConfig, Params], tmp_path: Path
+) -> None:
+    """From the tensors that are not its own; it knows what the model would answer."""
+    folder, out = ROOT / "models" / "smollm2" / "draft", tmp_path / "draft"
+    assert (folder / WEIGHTS_FILE).stat().st_size <= 25e6
+    changed.complete(folder, model, out)
+    config, params = load_uncalibrated(out)
+    sizes = [np.size(leaf) for leaf in jax.tree.leaves({**params, "embed": 0})]
+    assert config.layers == 3 and sum(sizes) <= 12e6
+    np.testing.assert_array_equal(params["embed"], loaded[1]["embed"])
+    public, secret = asked(model, QUESTION)
+    reply = Tokenizer.load(out).encode(ANSWER, goes_on=True)
+    tokens = jnp.asarray([*public, *secret, *reply])
+    p, q = (
+        np.asarray(jax.nn.softmax(logits(params, config, tokens) / 0.7))[-len(reply) - 1 :]
+        for config, params in (loaded, (config, params))
+    )
+    assert np.minimum(p, q).sum(axis=1).mean() > 0.3
 
 
 @pytest.mark.slow
