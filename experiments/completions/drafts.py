@@ -306,7 +306,7 @@ def curve_table(result: Row, most: int = 8) -> str:
     curve = result["curve"]
     places = sorted({round(i) for i in np.linspace(0, len(curve) - 1, most)})
     points = {f"{round(curve[i]['tokens'], -3):,}": curve[i] for i in places}
-    return "\n".join(figures_table("answers learnt", _LEARNT, points))
+    return "\n".join(figures_table("tokens learnt", _LEARNT, points))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

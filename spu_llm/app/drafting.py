@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--drafts",
         choices=("model", "ngram", "both"),
         help="by the draft model, by what followed in the text where its last "
-        "tokens stood before, or by whichever of the two stays more often in this text "
+        "tokens stood before, or by whichever of the two is expected to stay, by this text so far "
         "(default: both; nothing drafts where there is no draft model)",
     )
 

@@ -127,7 +127,7 @@ def test_the_table_has_the_spread_over_prompts() -> None:
 def test_a_curve_has_its_first_and_its_last_point() -> None:
     curve = [{"tokens": 1000 * i, "acceptance": i / 100, "same": i / 50} for i in range(21)]
     head, _, acceptance, same = drafts.curve_table({"curve": curve}, most=3).splitlines()
-    assert head == "| answers learnt | 0 | 10,000 | 20,000 |"
+    assert head == "| tokens learnt | 0 | 10,000 | 20,000 |"
     assert acceptance == "| acceptance | 0.00 | 0.10 | 0.20 |"
     assert same.endswith("| 0% | 20% | 40% |")
 
