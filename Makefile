@@ -106,7 +106,7 @@ $(MODEL)/ranges.json: $(MODEL)/config.json $(ABOUT)/chats.jsonl models/calibrati
 
 # Its own tensors are in the repository, the table of tokens is the model's. align.json comes last.
 $(DRAFT)/align.json: $(MODEL)/config.json $(ABOUT)/draft/model.safetensors
-	@$(BIN)/python -m models.alignment.changed complete $(ABOUT)/draft $(MODEL) $(@D)
+	@$(BIN)/python -m spu_llm.app.draft_tensors complete $(ABOUT)/draft $(MODEL) $(@D)
 
 # Of the same folder as its source, so that it is imported by the same name.
 proto: $(STAMP)

@@ -1,19 +1,14 @@
 """A draft model without what it has of its private model as it is, such as the table of tokens.
 
-    python -m models.alignment.changed take DRAFT PRIVATE FOLDER
-    python -m models.alignment.changed complete FOLDER PRIVATE DRAFT
-
-DRAFT and PRIVATE are model directories, DRAFT one that `spu-llm align` wrote. FOLDER holds the
-tensors that are not the private model's, in the file's metadata which others were left out, and the
-curve of the alignment. It is of use only to who has that very private model.
+Its folder holds the tensors that are not the private model's, in the file's metadata which others
+were left out, its configuration, and the curve of its alignment. It is of use only to who has that
+very private model.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -121,26 +116,3 @@ def _left_out(folder: Path) -> dict[str, str]:
     if not told:
         raise InputError(f"{path} does not say what is left out; give a folder that `take` wrote")
     return left_out
-
-
-def main(given: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m models.alignment.changed")
-    parser.add_argument("action", choices=("take", "complete"))
-    parser.add_argument("read", metavar="FROM", type=Path)
-    parser.add_argument("private", metavar="PRIVATE", type=Path)
-    parser.add_argument("written", metavar="TO", type=Path)
-    options = parser.parse_args(given)
-    try:
-        if options.action == "take":
-            names = take(options.read, options.private, options.written)
-            print(f"{options.written} written, without {', '.join(names)}")
-        else:
-            complete(options.read, options.private, options.written)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,6 +16,7 @@ from models.family import family_of
 from models.files import WEIGHTS_FILE
 from models.hf import load_uncalibrated, save_model
 from models.llama import LlamaConfig
+from spu_llm.app import draft_tensors
 from spu_llm.core.errors import InputError
 from tests.kit.models import VOCAB, save_tokenizer
 
@@ -65,7 +66,7 @@ def test_another_private_model_is_refused(
         changed.complete(tmp_path / "kept", private, out)
     assert not out.exists()
     given = [str(path) for path in (tmp_path / "kept", private, out)]
-    assert changed.main(["complete", *given]) == 2
+    assert draft_tensors.main(["complete", *given]) == 2
     assert "give that model" in capsys.readouterr().err
 
 
@@ -85,7 +86,7 @@ def test_what_cannot_be_used_is_refused_in_a_line(
     save_file(other, of_bfloat16 / WEIGHTS_FILE)
 
     def refused(action: str, read: Path, beside: Path, written: Path) -> str:
-        assert changed.main([action, str(read), str(beside), str(written)]) == 2
+        assert draft_tensors.main([action, str(read), str(beside), str(written)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
