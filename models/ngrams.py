@@ -46,8 +46,8 @@ def _shares() -> list[Share]:
 
 @dataclass(frozen=True)
 class _Guess:
-    """What the text suggested at a place, after a match of so many tokens, and whether the model
-    drafted there all the same.
+    """Token that the text suggested at a place, the length of the match before it, and whether the
+    model drafted there all the same.
     """
 
     token: int
@@ -58,9 +58,10 @@ class _Guess:
 @dataclass
 class Ngrams(Proposer):
     """Proposes the token that the text itself suggests; with a `model`, the model proposes wherever
-    its drafts, after a match as long, stayed more often in this text: so n-grams draft an answer
-    that repeats its prompt, and the model another one. The model runs in either case, and what is
-    counted is known by then: where progress is hidden, time does not tell which of the two drafts.
+    its draft, after a match as long, is expected to stay more often, by this text so far: so
+    n-grams draft an answer that repeats its prompt, and the model another one. The model runs in
+    either case, and what is counted is known by then: where progress is hidden, time does not tell
+    which of the two drafts.
     """
 
     size: int  # tokens of the vocabulary

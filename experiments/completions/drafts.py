@@ -300,8 +300,8 @@ _LEARNT = (
 
 
 def curve_table(result: Row, most: int = 8) -> str:
-    """Return a table of what a draft model had learnt by how many answers: about `most` points of
-    its alignment's curve (`align.json`), evenly, with the last one.
+    """Return a table of acceptance by how many tokens of answers a draft model had learnt: about
+    `most` points of its alignment's curve (`align.json`), evenly, with the last one.
     """
     curve = result["curve"]
     places = sorted({round(i) for i in np.linspace(0, len(curve) - 1, most)})

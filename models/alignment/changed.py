@@ -33,7 +33,7 @@ def take(draft: Path, private: Path, folder: Path) -> list[str]:
     left_out = {
         name: _digest(values)
         for name, values in whole.items()
-        if name in known and _digest(known[name]) == _digest(values)
+        if name in known and _same(known[name], values)
     }
     if not left_out:
         raise InputError(
@@ -86,6 +86,10 @@ def _make(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{directory} cannot be made: {error.strerror}") from None
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.dtype == b.dtype and np.array_equal(a, b)
 
 
 def _digest(values: np.ndarray) -> str:
