@@ -1,9 +1,12 @@
 """Answers of a chat model between two processes, whole commands from start to end, beside the
 answers that float32 gives.
 
-Every answer is one `spu-llm chat --prompt` on this machine: greedy, without drafts, nothing made
-ahead, the hint of the weights kept from an earlier one. What it sends and how long it takes is the
-command's own report; a later token's correlations are those made between two of its steps.
+Every answer is one `spu-llm chat --prompt` on this machine: greedy, nothing made ahead, the hint of
+the weights kept from an earlier one. What it sends and how long it takes is the command's own
+report; a later token's correlations are the ones made between two of its steps.
+
+With a draft model each question is asked twice, next to each other: one token a step, and drafted
+as `chat` does it by default; whichever is first takes turns. Either answer must be float32's.
 """
 
 from __future__ import annotations
@@ -31,18 +34,32 @@ from spu_llm.core.errors import InputError
 @dataclass(frozen=True)
 class AnswersPlan:
     """The study's settings. questions: their numbers in the file, from 1; tokens: of an answer, at
-    most.
+    most; draft_model: its name, if questions are asked with drafts, too.
     """
 
     model: str
     questions: tuple[int, ...]
     tokens: int
     network: str
+    draft_model: str | None = None
+
+    def asked(self) -> list[tuple[int, bool]]:
+        """Return the questions in the order in which they are asked: numbers, and whether there are
+        drafts.
+        """
+        if self.draft_model is None:
+            return [(number, False) for number in self.questions]
+        return [
+            (number, drafted)
+            for i, number in enumerate(self.questions)
+            for drafted in ((False, True) if i % 2 == 0 else (True, False))
+        ]
 
 
 def measure(
     model: Path,
     file: Path,
+    draft_model: Path | None,
     plan: AnswersPlan,
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
@@ -54,18 +71,19 @@ def measure(
     """
     result: dict[str, Any] = {"plan": asdict(plan), "rows": list(done), "failures": []}
     model, file = model.absolute(), file.absolute()
+    draft_model = None if draft_model is None else draft_model.absolute()
     asked = Cells(
-        plan.questions,
-        load=partial(Questions, model, file, plan),
+        plan.asked(),
+        load=partial(Questions, model, file, draft_model, plan),
         row=Questions.row,
-        key=lambda number: number,
-        key_of=lambda row: row["number"],
-        reads=(model, file),
+        key=lambda cell: cell,
+        key_of=lambda row: (row["number"], row["drafted"]),
+        reads=tuple(path for path in (model, file, draft_model) if path is not None),
         timed=True,
     )
     with_rows(result, asked, say, keep, ray)
     result["failures"] = [
-        f"question {row['number']} is answered otherwise: {row['text']!r}"
+        f"question {row['number']} is answered otherwise{_with_drafts(row)}: {row['text']!r}"
         for row in result["rows"]
         if row["token_ids"] != row["expected"]
     ]
@@ -76,26 +94,39 @@ class Questions:
     """The questions of a file by their numbers, and the answers that float32 gives."""
 
     def __init__(
-        self, model: Path, file: Path, plan: AnswersPlan, say: Callable[[str], None]
+        self,
+        model: Path,
+        file: Path,
+        draft_model: Path | None,
+        plan: AnswersPlan,
+        say: Callable[[str], None],
     ) -> None:
         texts = chat_texts(model, [file])
         if not all(1 <= number <= len(texts) for number in plan.questions):
             raise InputError(f"--numbers: {file} has questions 1 to {len(texts)}")
-        self.model, self.plan = model, plan
+        self.model, self.draft_model, self.plan = model, draft_model, plan
         self.texts = {number: texts[number - 1] for number in plan.questions}
         longest = max(len(text.head) + len(text.rest) for text in self.texts.values())
         self.greedy = greedy_of(model, longest, plan.tokens)
 
-    def row(self, number: int, say: Callable[[str], None]) -> dict[str, Any]:
+    def row(self, asked: tuple[int, bool], say: Callable[[str], None]) -> dict[str, Any]:
         """Ask a question by the command."""
+        number, drafted = asked
         text = self.texts[number]
-        say(f"question {number}: {text.words}")
-        return {"number": number, **_answer(self.model, text, self.plan, self.greedy)}
+        say(f"question {number}{', drafted' if drafted else ''}: {text.words}")
+        draft_model = self.draft_model if drafted else None
+        answer = _answer(self.model, draft_model, text, self.plan, self.greedy)
+        return {"number": number, "drafted": drafted, **answer}
 
 
 def _answer(
-    model: Path, text: ChatText, plan: AnswersPlan, greedy: Callable[[list[int]], list[int]]
+    model: Path,
+    draft_model: Path | None,
+    text: ChatText,
+    plan: AnswersPlan,
+    greedy: Callable[[list[int]], list[int]],
 ) -> dict[str, Any]:
+    drafts = ["--standard"] if draft_model is None else [f"--draft-model={draft_model}"]
     with tempfile.TemporaryDirectory() as folder:
         result = run_command(
             [
@@ -104,7 +135,7 @@ def _answer(
                 str(model),
                 f"--prompt={text.words}",
                 "--temperature=0",
-                "--standard",
+                *drafts,
                 f"--max-new-tokens={plan.tokens}",
                 f"--network={plan.network}",
             ],
@@ -122,6 +153,7 @@ def _answer(
         "bytes",
         "messages",
         "per_step",
+        "accepted",
     )
     return {
         "kind": text.kind,
@@ -135,18 +167,22 @@ def _answer(
 
 # ---- as text
 
+Row = Mapping[str, Any]
+Result = Mapping[str, Any]
 
-def table(result: Mapping[str, Any]) -> str:
+
+def table(result: Result) -> str:
     """Return one network's answers, and what they cost, as Markdown."""
-    return "\n\n".join([answers([result]), costs([result])])
+    tables = [answers([result]), costs([result]), *saved_by_drafts([result])]
+    return "\n\n".join(tables)
 
 
-def answers(results: Sequence[Mapping[str, Any]]) -> str:
+def answers(results: Sequence[Result]) -> str:
     """Return a table with a row for each answer, as Markdown."""
-    columns: list[Column[tuple[str, Mapping[str, Any]]]] = [
+    columns: list[Column[tuple[str, Row]]] = [
         Column("question", lambda of: report.cell(of[1]["question"])),
         Column("answer", lambda of: report.cell(of[1]["text"])),
-        Column("network", lambda of: of[0]),
+        Column("network", lambda of: of[0] + _with_drafts(of[1])),
         Column("secret tokens", lambda of: str(of[1]["secret"])),
         Column("steps", lambda of: str(len(of[1]["per_step"]))),
         Column("as float32", lambda of: "yes" if of[1]["token_ids"] == of[1]["expected"] else "no"),
@@ -156,9 +192,13 @@ def answers(results: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(report.rows_table(columns, rows))
 
 
-def costs(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a column for each network: means over the answers, with the least and the
-    most.
+def _with_drafts(row: Row) -> str:
+    return ", drafted" if row.get("drafted") else ""  # rows of one token a step may lack it
+
+
+def costs(results: Sequence[Result]) -> str:
+    """Return a table with a column for each network, and for drafts: means over the answers, with
+    the least and the most.
     """
     figures = [
         _over(
@@ -169,45 +209,93 @@ def costs(results: Sequence[Mapping[str, Any]]) -> str:
         _over(
             "prefill of the secret tokens, online, s", lambda row: row["seconds"]["prefill"], ".1f"
         ),
-        _over("a later token online, s", lambda row: _mean(row, "seconds"), ".2f"),
-        _over("a later token ahead, s", lambda row: _mean(row, "ahead_seconds"), ".2f"),
-        _over("a later token online, MB", lambda row: _mean(row, "bytes") / 1e6, ".2f"),
-        _over("a later token ahead, MB", lambda row: _mean(row, "ahead_bytes") / 1e6, ".1f"),
-        _over("a later token online, messages", lambda row: _mean(row, "messages"), ",.0f"),
+        _over("a later token online, s", lambda row: _of_token(row, "seconds"), ".2f"),
+        _over("a later token ahead, s", lambda row: _of_token(row, "ahead_seconds"), ".2f"),
+        _over("a later token online, MB", lambda row: _of_token(row, "bytes") / 1e6, ".2f"),
+        _over("a later token ahead, MB", lambda row: _of_token(row, "ahead_bytes") / 1e6, ".1f"),
+        _over("a later token online, messages", lambda row: _of_token(row, "messages"), ",.0f"),
         _over("everything, s", lambda row: row["elapsed_seconds"], ".0f"),
         _over("everything online, MB", lambda row: both_ways(row["bytes"]["online"]) / 1e6, ".0f"),
         _over("everything ahead, MB", lambda row: both_ways(row["bytes"]["offline"]) / 1e6, ".0f"),
     ]
-    networks = {result["plan"]["network"]: result for result in results}
+    columns: dict[str, list[Row]] = {}
+    for result in results:
+        for row in result["rows"]:
+            columns.setdefault(result["plan"]["network"] + _with_drafts(row), []).append(row)
     head = "mean over the answers (least to most)"
-    return "\n".join(report.figures_table(head, figures, networks))
+    return "\n".join(report.figures_table(head, figures, columns))
 
 
-def _mean(row: Mapping[str, Any], name: str) -> float:
-    return statistics.fmean(step[name] for step in row["per_step"])
+def _later(row: Row) -> int:
+    """Count the tokens after the first one, the end of the answer included."""
+    return len(row["token_ids"]) - 1
 
 
-def _over(
-    name: str, figure: Callable[[Mapping[str, Any]], float], form: str
-) -> Column[Mapping[str, Any]]:
-    """Return a figure's mean over the answers of a result, with the least and the most."""
+def _of_token(row: Row, name: str) -> float:
+    """Return what a later token took of something, in the mean of an answer."""
+    return float(sum(step[name] for step in row["per_step"]) / _later(row))
 
-    def text(result: Mapping[str, Any]) -> str:
-        figures = [figure(row) for row in result["rows"]]
+
+def _over(name: str, figure: Callable[[Row], float], form: str) -> Column[Sequence[Row]]:
+    """Return a figure's mean over answers, with the least and the most."""
+
+    def text(rows: Sequence[Row]) -> str:
+        figures = [figure(row) for row in rows]
         least, most = min(figures), max(figures)
         return f"{statistics.fmean(figures):{form}} ({least:{form}} to {most:{form}})"
 
     return Column(name, text)
 
 
-def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what docs/results shows: every network's costs, all answers, and where they come
-    from.
+def saved_by_drafts(results: Sequence[Result]) -> list[str]:
+    """Return a table with a row for each question that was asked both ways, as Markdown; none where
+    no question was.
+    """
+    columns: list[Column[tuple[str, Row, Row]]] = [
+        Column("question", lambda of: report.cell(of[1]["question"])),
+        Column("network", lambda of: of[0]),
+        Column("tokens", lambda of: str(len(of[2]["token_ids"]))),
+        Column("tokens a step", lambda of: f"{_later(of[2]) / len(of[2]['per_step']):.2f}"),
+        _by_drafts("a later token online, s", lambda row: _of_token(row, "seconds"), ".1f"),
+        _by_drafts("everything, s", lambda row: row["elapsed_seconds"], ".0f"),
+        _by_drafts("everything, MB", _megabytes, ".0f"),
+    ]
+    rows = []
+    for result in results:
+        one, drafted = (
+            {row["number"]: row for row in result["rows"] if bool(row.get("drafted")) is way}
+            for way in (False, True)
+        )
+        network = result["plan"]["network"]
+        rows += [(network, one[n], drafted[n]) for n in one if n in drafted]
+    return ["\n".join(report.rows_table(columns, rows))] if rows else []
+
+
+def _by_drafts(
+    name: str, figure: Callable[[Row], float], form: str
+) -> Column[tuple[str, Row, Row]]:
+    """Return a figure without drafts and with them, and how many times less the second one is."""
+
+    def text(of: tuple[str, Row, Row]) -> str:
+        one, drafted = figure(of[1]), figure(of[2])
+        return f"{one:{form}} to {drafted:{form}}: {one / drafted:.2f} times"
+
+    return Column(name, text)
+
+
+def _megabytes(row: Row) -> float:
+    return float(sum(both_ways(row["bytes"][phase]) for phase in ("online", "offline"))) / 1e6
+
+
+def in_results(files: Mapping[str, Result]) -> list[str]:
+    """Return what docs/results shows: every network's costs, what drafts save, all answers, and
+    where they come from.
     """
     results = list(files.values())
     machines = [row["machine"] for result in results for row in result["rows"]]
     origin = under_table(files, machines)
-    return [costs(results), origin, answers(results), origin]
+    tables = [costs(results), *saved_by_drafts(results), answers(results)]
+    return [text for made in tables for text in (made, origin)]
 
 
 # ---- the command
@@ -228,6 +316,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--network", choices=("local", "lan", "wan"), default="local", help="(default: local)"
     )
     commands.add_number(parser, "--answer-tokens", 16, "of an answer, at most")
+    parser.add_argument(
+        "--draft-model",
+        type=Path,
+        metavar="DIR",
+        help="ask every question with its drafts, too (default: one token a step alone)",
+    )
     commands.add_cluster(parser)
     commands.add_common(parser)
 
@@ -237,9 +331,17 @@ def command(options: argparse.Namespace) -> None:
     commands.check_range("--answer-tokens", options.answer_tokens, 2)
     if len(set(options.numbers)) < len(options.numbers):
         raise InputError("--numbers: a question is asked once")
-    model = commands.private_model(options)
-    plan = AnswersPlan(model.name, tuple(options.numbers), options.answer_tokens, options.network)
+    model, draft_model = commands.private_model(options), options.draft_model
+    if draft_model is not None:
+        commands.check_tokenizer(model, draft_model)
+    plan = AnswersPlan(
+        model.name,
+        tuple(options.numbers),
+        options.answer_tokens,
+        options.network,
+        None if draft_model is None else draft_model.name,
+    )
     result = commands.resumed(
-        options, plan, lambda *how: measure(model, options.questions, plan, *how)
+        options, plan, lambda *how: measure(model, options.questions, draft_model, plan, *how)
     )
     commands.conclude(options, result, table(result))

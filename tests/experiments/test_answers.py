@@ -10,6 +10,8 @@ import pytest
 from experiments.fidelity import answers
 from experiments.fidelity.answers import AnswersPlan, costs, measure
 from models.tokenizer import Tokenizer
+from spu_llm.api.defaults import shipped
+from spu_llm.app.cli import main
 from spu_llm.core.errors import InputError
 from tests.experiments.chats import save_chats
 
@@ -35,6 +37,7 @@ def reported(token_ids: list[int], finish: str = "length") -> dict[str, Any]:
         "elapsed_seconds": 150.0,
         "bytes": {"online": both, "offline": both},
         "messages": {"online": 1, "offline": 2},
+        "accepted": 0,
         "per_step": [STEP, STEP | {"seconds": 4.0}],
     }
 
@@ -46,6 +49,7 @@ def run(
     report: dict[str, Any],
     done: list[dict[str, Any]],
     numbers: tuple[int, ...] = (2, 1),
+    draft_model: Path | None = None,
 ) -> tuple[dict[str, Any], list[list[str]]]:
     commands: list[list[str]] = []
 
@@ -54,8 +58,9 @@ def run(
         return {**report, "token_ids": list(report["token_ids"])}
 
     monkeypatch.setattr(answers, "run_command", command)
-    plan = AnswersPlan("model", numbers, 3, "lan")
-    actual = measure(chat_model, file, plan, lambda name: None, lambda result: None, done)
+    name = None if draft_model is None else draft_model.name
+    plan = AnswersPlan("model", numbers, 3, "lan", name)
+    actual = measure(chat_model, file, draft_model, plan, lambda said: None, lambda _: None, done)
     return actual, commands
 
 
@@ -99,9 +104,63 @@ def test_a_number_that_the_file_lacks_is_refused(
 
 
 def test_costs_are_means_with_their_spread() -> None:
-    rows = [reported([1]), reported([1]) | {"first_token_seconds": 130.0}]
+    rows = [reported([1] * 3), reported([1] * 3) | {"first_token_seconds": 130.0}]
     text = costs([{"plan": {"network": "local"}, "rows": rows}])
     assert "| first token, set-up and preprocessing included, s | 125 (120 to 130) |" in text
     assert "| a later token online, s | 3.00 (3.00 to 3.00) |" in text
     assert "| a later token ahead, MB | 40.0 (40.0 to 40.0) |" in text
     assert "| everything online, MB | 15 (15 to 15) |" in text
+
+
+def test_drafted_and_one_by_one_take_turns_at_being_first(
+    chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = save_chats(tmp_path / "a.jsonl", "hi", "what?")
+    actual, commands = run(
+        chat_model, file, monkeypatch, reported([0] * 3), [], draft_model=chat_model
+    )
+    drafted = [f"--draft-model={chat_model}" in command for command in commands]
+    assert drafted == [False, True, True, False]
+    assert ["--standard" in command for command in commands] == [not d for d in drafted]
+    assert [(row["number"], row["drafted"]) for row in actual["rows"]] == [
+        (2, False),
+        (2, True),
+        (1, True),
+        (1, False),
+    ]
+    assert "question 2 is answered otherwise, drafted: 'x'" in actual["failures"]
+    _, more = run(
+        chat_model, file, monkeypatch, reported([0] * 3), actual["rows"][:3], draft_model=chat_model
+    )
+    assert ["--standard" in command for command in more] == [True]
+
+
+def test_what_drafts_save_is_of_one_question() -> None:
+    """A later token's cost is all steps' cost over the tokens after the first."""
+    shared = {"number": 1, "question": "a|b", "secret": 5, "expected": [1] * 5}
+    one = shared | reported([1] * 3) | {"drafted": False}
+    drafted = shared | reported([1] * 5) | {"drafted": True, "elapsed_seconds": 100.0}
+    alone = one | {"number": 2}
+    result = {"plan": {"network": "lan"}, "rows": [one, drafted, alone]}
+    [text] = answers.saved_by_drafts([result])
+    assert text.splitlines()[2:] == [
+        "| a\\|b | lan | 5 | 2.00 | 3.0 to 1.5: 2.00 times | 150 to 100: 1.50 times "
+        "| 30 to 30: 1.00 times |"
+    ]
+    assert answers.saved_by_drafts([{"plan": {"network": "lan"}, "rows": [one, alone]}]) == []
+    text = costs([result])
+    assert "| mean over the answers (least to most) | lan | lan, drafted |" in text
+    assert "| a later token online, s | 3.00 (3.00 to 3.00) | 1.50 (1.50 to 1.50) |" in text
+
+
+def test_a_draft_model_of_another_tokenizer_is_refused(
+    chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = save_chats(tmp_path / "a.jsonl", "hi")
+    with pytest.raises(SystemExit) as end:
+        main(
+            ["experiment", "answers", "--model", str(chat_model), "--questions", str(file)]
+            + ["--numbers", "1", "--draft-model", str(shipped("public"))]
+        )
+    assert end.value.code == 2
+    assert "--draft-model has another tokenizer" in capsys.readouterr().err
