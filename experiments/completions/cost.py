@@ -37,7 +37,7 @@ BLOCK_KINDS = ("norm", "linear", "attention products", "softmax", "GELU")
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure: `steps` of each kind after one that warms up."""
+    """The request of a measurement: `steps` of each kind after one that warms up."""
 
     prompt: str
     draft_length: int

@@ -35,8 +35,8 @@ TEXTS = ((64, 2.5), (64, 3.0), (64, 3.5), (128, 3.0), (240, 3.0))  # tokens, and
 
 @dataclass(frozen=True)
 class Cost:
-    """What a whole text costs, summed over the prefill and all steps. `seconds`: by network, online
-    and offline.
+    """The cost of a whole text, summed over the prefill and all steps. `seconds`: by network,
+    online and offline.
     """
 
     rows: int  # of the cache block in the end

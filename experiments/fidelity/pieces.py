@@ -41,7 +41,7 @@ MAX_PERPLEXITY = 0.001  # relative
 
 @dataclass(frozen=True)
 class Text:
-    """What became of a chat by pieces."""
+    """A chat computed by pieces, and the ranges that it left."""
 
     kind: str
     tokens: int

@@ -81,7 +81,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens, how it is undone, and whether requests may be answered all the same."""
+    """A fault: what happens, how it is undone, and whether requests may still be answered."""
 
     name: str
     strike: Callable[[Scene], None]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class PreTokenizer(NamedTuple):
-    """What a GGUF file's pre-tokenizer name stands for, in parts of `tokenizer.json`."""
+    """The meaning of a GGUF file's pre-tokenizer name, in parts of `tokenizer.json`."""
 
     splits: list[dict[str, Any]]
     normalizer: dict[str, Any] | None = None

@@ -133,7 +133,9 @@ class _Half:
 
 
 class Allocation(State):
-    """What all versions of a cache share: ids that never repeat, slots, masks and what is open."""
+    """The state that all versions of a cache share: ids that never repeat, slots, masks and what is
+    open.
+    """
 
     def __init__(self) -> None:
         self._next_id = 0
@@ -266,7 +268,7 @@ lengthen = protocol_op(
 
 @dataclass(frozen=True)
 class _Kind:
-    """What times_rows (x [head, n, d]) and times_columns (x [head, n, cap]) have apart."""
+    """The differences of times_rows (x [head, n, d]) and times_columns (x [head, n, cap])."""
 
     correlation: Callable[[int, int], Correlation]
     reference: Callable[[Any, Any], Any]

@@ -115,7 +115,7 @@ class _Half:
 
 
 class Masks(State):
-    """What products with the same rows have in common: queries so far, masks, and what is open."""
+    """The state that products with the same rows share: queries so far, masks, and what is open."""
 
     def __init__(self) -> None:
         self._halves: dict[str, _Half] = {}
@@ -199,7 +199,7 @@ known_rows = protocol_op(
 
 @dataclass(frozen=True)
 class Known:
-    """What products by rows (x [head, n, d]) and by columns (x [head, n, cap]) have apart."""
+    """The differences of products by rows (x [head, n, d]) and by columns (x [head, n, cap])."""
 
     correlation: Callable[[int, int, int], Correlation]
     columns: bool

@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass
 class _Tile:
-    """How many slots and query rows are handed out."""
+    """The numbers of slots and query rows that a tile has handed out."""
 
     slots: int = 0
     queries: int = 0
@@ -45,7 +45,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one product takes and opens: fresh tiles, openings and uses, in their order."""
+    """The tiles that one product takes: fresh tiles, openings and uses, in their order."""
 
     fresh: list[int] = field(default_factory=list)
     openings: list[Opening] = field(default_factory=list)

@@ -64,7 +64,7 @@ _MARGIN = 2.0**-42
 
 @dataclass(frozen=True)
 class Loss:
-    """What one choice costs in privacy, for given neighbours and number of candidates."""
+    """The privacy loss of one choice, for given neighbours and number of candidates."""
 
     rho: float  # zCDP of the distribution without bounds
     epsilon: float  # its pure privacy loss

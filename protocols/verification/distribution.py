@@ -25,8 +25,8 @@ class Streams(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token follows from logits: the temperature (0 is greedy), then the `top_k` likeliest
-    tokens (0: all), of them the fewest likeliest that hold `top_p` of the mass.
+    """The rule by which a token follows from logits: the temperature (0 is greedy), then the
+    `top_k` likeliest tokens (0: all), of them the fewest likeliest that hold `top_p` of the mass.
 
     Both restrictions keep ties: a token stays when fewer than `top_k` are likelier, and when the
     likelier ones hold less than `top_p`. No two logits differ by more than `logit_spread` nats.

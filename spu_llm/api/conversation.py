@@ -56,8 +56,9 @@ class Later(Enum):
 
 @dataclass(frozen=True)
 class Ahead:
-    """What is made before a turn comes: what one of so many tokens takes, and an answer to it.
-    Longer turns take a multiple of these tokens, and what lacks is made as they go.
+    """The work done before a turn comes: correlated randomness for a turn of so many tokens, and
+    for an answer to it. Longer turns take a multiple of these tokens, and what lacks is made as
+    they go.
     """
 
     turn_tokens: int = 32

@@ -12,7 +12,7 @@ from spu_llm.core.errors import InputError
 
 @dataclass(frozen=True)
 class Drafting:
-    """What drafts a text of some tokenizer."""
+    """The source of drafts for texts of one tokenizer."""
 
     length: int = 0  # drafts of a step; 0: nothing drafts
     directory: Path | None = None  # of the model that drafts, if one does

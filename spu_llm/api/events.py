@@ -98,7 +98,7 @@ class Stock(Event):
 
 @dataclass(frozen=True)
 class Learned(Event):
-    """What each party learned in a session of a conversation, which has ended."""
+    """The facts that each party learned in one session of a conversation, which has ended."""
 
     learned: dict[str, list[str]]  # by "client" and "provider"
 

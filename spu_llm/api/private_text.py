@@ -28,8 +28,8 @@ REFERENCE_TOKENS, SPARE_PLACES = 64, 8
 
 @dataclass(frozen=True)
 class PrivateTextOptions:
-    """What texts are to be written, and for how much privacy. The provider learns all of it, each
-    text's tokens, and which of its candidates each token was.
+    """The texts to write, and their privacy budget. The provider learns all of it, each text's
+    tokens, and which of its candidates each token was.
     """
 
     query: str  # public: what each text goes on from
@@ -82,7 +82,9 @@ class PrivateTextOptions:
 
 @dataclass(frozen=True)
 class PrivateTexts:
-    """What came of it. The texts are in the file that was asked for, a JSON object a line."""
+    """The report of private texts that were written. The texts themselves are in the file that was
+    asked for, a JSON object a line.
+    """
 
     statement: dict[str, Any]  # the privacy statement, which lies beside the texts
     learned: dict[str, list[str]]  # in the last session, by "client" and "provider"

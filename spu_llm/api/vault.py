@@ -29,7 +29,7 @@ from spu_llm.vault.user import Wish, generate
 
 @dataclass(frozen=True)
 class VaultOptions:
-    """How a text is to be written. The engine learns the limit, and all text that it writes."""
+    """The settings of a text to write. The engine learns the limit, and all text that it writes."""
 
     max_new_tokens: int = 32
     temperature: float = 0.7  # 0 is greedy
@@ -41,8 +41,8 @@ class VaultOptions:
 
 @dataclass(frozen=True)
 class VaultText:
-    """What a model wrote after a prompt. Its fields in JSON (`to_json`) are the command line's
-    `--json`.
+    """The text that a model wrote after a prompt, and its report. Its fields in JSON (`to_json`)
+    are the command line's `--json`.
     """
 
     text: str
@@ -131,7 +131,7 @@ def complete_by_vault(
 
 @dataclass
 class _Out:
-    """What went out, or what the vault says that it made of it."""
+    """The prompts that went out, as this process made them or as the vault describes them."""
 
     lengths: list[int]
     own: int

@@ -9,9 +9,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class AttackConfig:
-    """What an attack is run on. `on_stage` hears of progress. Of split models: which attacks (none:
-    all), blocks of front and back, and the codebook's distribution, where it is not the default, or
-    what a tuning left. Of fakes: the public model that makes them, where it is not the shipped one.
+    """The target and the settings of an attack. `on_stage` hears of progress. Of split models:
+    which attacks (none: all), blocks of front and back, and the codebook's distribution, where it
+    is not the default, or what a tuning left. Of fakes: the public model that makes them, where it
+    is not the shipped one.
     """
 
     model: Path

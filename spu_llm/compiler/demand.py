@@ -40,8 +40,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Demand:
-    """What some calls of secure functions need: correlated randomness by name of correlation, in
-    the order of first use, and the ops that run.
+    """The preprocessing that some calls of secure functions need: correlated randomness by name of
+    correlation, in the order of first use, and the ops that run.
     """
 
     correlations: dict[str, CorrelationRequest] = field(default_factory=dict)

@@ -170,7 +170,7 @@ def shape_of(atom: Var | Literal) -> jax.ShapeDtypeStruct:
 
 
 class Environment(Generic[T]):
-    """What the variables of a program stand for; `constant(array)` is what literals do."""
+    """The values of a program's variables; `constant(array)` makes the value of a literal."""
 
     def __init__(self, constant: Callable[[Any], T]) -> None:
         self.values: dict[Var, T] = {}

@@ -50,7 +50,7 @@ class StalledError(SpuLlmError):
 
 
 class WantedError(SpuLlmError):
-    """What is in use here is wanted by another run, which goes first: this one ended for it."""
+    """A run that goes first wants what this one uses, and this one ended for it."""
 
 
 class LimitError(SpuLlmError):

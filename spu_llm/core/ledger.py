@@ -44,7 +44,7 @@ class Opening:
 
 @dataclass
 class Ledger:
-    """What was opened, and the public facts that rest beside it. Equal at both parties."""
+    """The record of all openings, and of the public facts beside them. Equal at both parties."""
 
     openings: list[Opening] = field(default_factory=list)
     facts: dict[str, list[str]] = field(default_factory=lambda: {role: [] for role in ROLES})

@@ -26,7 +26,7 @@ class Entry:
 
 
 class _Here(threading.local):
-    """What is going on in one thread."""
+    """The phase that one thread is in."""
 
     phase = "offline"
     inside = 0.0  # seconds of the current phase spent in phases inside it

@@ -41,7 +41,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Functionality:
-    """What an op gives to whom, in words for a reviewer. Empty: nothing."""
+    """The outputs of an op to either party, in words for a reviewer. Empty: none."""
 
     client: str = ""
     provider: str = ""
@@ -49,7 +49,8 @@ class Functionality:
 
 @dataclass(frozen=True)
 class View:
-    """What a party sees of one call beyond its inputs: own random words, and messages as they come.
+    """The view of a party in one call beyond its inputs: own random words, and messages as they
+    come.
 
     `outgoing`, what it sends, follows from these; a simulator may give it to sharpen the test.
     """

@@ -27,7 +27,7 @@ ROLES = ("client", "provider")
 
 
 class Owner(enum.Enum):
-    """Who knows a value in the clear: known from the program alone, before anything runs."""
+    """The party that knows a value in the clear; the program alone tells, before anything runs."""
 
     PUBLIC = "public"
     CLIENT = "client"
@@ -141,7 +141,7 @@ def owner_of(value: Value) -> Owner:
 
 
 class State(ABC):
-    """What a protocol remembers beside the words of shares, from call to call."""
+    """The memory of a protocol from call to call, beside the words of shares."""
 
     @abstractmethod
     def fork(self) -> State:

@@ -11,7 +11,7 @@ _SECONDS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 class Metrics:
-    """What has happened since the gateway began, and what there is now."""
+    """The counters since the gateway began, and the gauges of now."""
 
     def __init__(self, requests: Requests) -> None:
         self._registry = registry = CollectorRegistry()

@@ -85,7 +85,7 @@ Admit = Callable[[Mapping[str, object]], tuple[Manifest, bytes]]
 
 @dataclass(frozen=True)
 class Document:
-    """What a provider gives out as it is: `content`, and the SHA-256 of it in hex."""
+    """A file that a provider gives out as it is: `content`, and its SHA-256 in hex."""
 
     digest: str
     content: bytes

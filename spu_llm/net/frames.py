@@ -28,7 +28,7 @@ ABORT = b"\x01"  # the stream is gone in both directions
 
 
 class Kind(enum.IntEnum):
-    """What a frame carries."""
+    """The kind of a frame's content."""
 
     CONTROL = 0  # stream 0: a message between the supervisors
     OPEN = 1  # a `StreamType`, one byte

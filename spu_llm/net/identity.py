@@ -41,8 +41,8 @@ _MALFORMED = (
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is shown of a certificate. `fingerprint`: SHA-256 of its DER form, in hex; `name`: the
-    first name or address that it is for, or its subject; `until`: UTC.
+    """The fields of a certificate that are shown. `fingerprint`: SHA-256 of its DER form, in hex;
+    `name`: the first name or address that it is for, or its subject; `until`: UTC.
     """
 
     fingerprint: str

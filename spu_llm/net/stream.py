@@ -20,7 +20,7 @@ _IDLE_S, _PROBE_S = 5, 3  # until an idle connection is probed, and between two 
 
 
 class ByteStream(Protocol):
-    """What the relay needs of a connection.
+    """The operations that the relay needs of a connection.
 
     One thread may receive while another sends. Every call raises `PeerError` when the connection
     is broken. `close` may come from any thread, more than once, and wakes blocked calls.

@@ -136,7 +136,7 @@ class TlsStream:
 
 
 class Memory:
-    """What the engine reads and writes in place of a socket."""
+    """The two buffers that the TLS engine reads and writes in place of a socket."""
 
     def __init__(self) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -105,7 +105,9 @@ class Loopback:
 
 
 class Apart:
-    """In the worker's own namespace; `channel` leads to its `hand_over`."""
+    """The listeners of a worker that is in a network namespace of its own; `channel` leads to its
+    `hand_over`.
+    """
 
     def __init__(self, channel: socket.socket) -> None:
         self.ports: Mapping[StreamType, tuple[int, int]] = _APART

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Session(Protocol):
-    """Where a driver runs."""
+    """The runtime that a driver calls secure functions through."""
 
     meter: Meter
     ledger: Ledger

@@ -39,9 +39,9 @@ OnEvent = Callable[[dict[str, Any], Relay], None]
 
 @dataclass(frozen=True)
 class Server:
-    """Where a provider listens, the network to emulate on the way there, who is trusted there
-    (None: whoever answers, in the clear), what computes forwards (`spu_llm.core.settings`), and the
-    name of the model that is asked for (empty: the first one).
+    """The address where a provider listens, the network to emulate on the way there, who is trusted
+    there (None: whoever answers, in the clear), what computes forwards (`spu_llm.core.settings`),
+    and the name of the model that is asked for (empty: the first one).
     """
 
     host: str

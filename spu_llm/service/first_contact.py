@@ -42,7 +42,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class KeptFormat:
-    """How text is written, and the file with it, which a worker reads."""
+    """The text format of a model, and its file, which a worker reads."""
 
     text: TextFormat
     path: Path

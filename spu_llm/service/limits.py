@@ -69,7 +69,7 @@ class _Session:
 
 @dataclass
 class _Account:
-    """What one client uses: its sessions, the latest one last, and bytes moved, by the minute."""
+    """The use of one client: its sessions, the latest one last, and bytes moved, by the minute."""
 
     sessions: list[_Session] = field(default_factory=list)
     moved: dict[int, int] = field(default_factory=dict)

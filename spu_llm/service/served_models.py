@@ -24,7 +24,7 @@ from spu_llm.systems.served import ServedSystem
 
 
 class Options(Protocol):
-    """What a provider is started with, as far as its models go (`provider.ServeOptions`)."""
+    """The options of a provider that concern its models (`provider.ServeOptions`)."""
 
     @property
     def models(self) -> Mapping[str, Path]: ...

@@ -111,7 +111,7 @@ def kept_folders(hints: Path, correlations: Path | None) -> list[Path]:
 
 
 class SessionWorker(Protocol):
-    """What runs a session's program, as its supervisor sees it: `Worker`, or one on another machine
+    """The worker of a session, as its supervisor sees it: `Worker`, or one on another machine
     (`spu_llm.cluster`). `apart`: in a network namespace of its own. `killed`: it ended by what no
     broken link does.
     """

@@ -12,9 +12,9 @@ from spu_llm.systems.program import read
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker is given before there is a session. `program`: the place of its record
-    (`programs.place_of`); `channel`, `objects`: descriptors, the latter of the door to object
-    storage (`service.store_door`) if there is any; `reads`, `writes`, `lists`: files and
+    """The facts that a worker is given before there is a session. `program`: the place of its
+    record (`programs.place_of`); `channel`, `objects`: descriptors, the latter of the door to
+    object storage (`service.store_door`) if there is any; `reads`, `writes`, `lists`: files and
     directories that it may use; `confined`: whether it gives up all others, and much else.
     """
 
@@ -36,8 +36,8 @@ class Start:
 
 @dataclass(frozen=True)
 class Task:
-    """What a supervisor tells its worker, as one JSON line. `agreed`: the settings of the session,
-    `own`: this party's inputs by the names of their fields (`agreeing.job_of` reads both).
+    """The task that a supervisor gives its worker, as one JSON line. `agreed`: the settings of the
+    session, `own`: this party's inputs by the names of their fields (`agreeing.job_of` reads both).
     """
 
     role: str

@@ -50,12 +50,12 @@ _OPEN_FILES = 64
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program gets. seconds: of CPU time, to load, and for each test, so that it does not
-    count what else the machine does; by the wall clock ten times that. memory_bytes: of address
-    space, of which Python itself takes some 30 MB. disk_bytes: of each file, and of all files in
-    its folder, which lies in `tempfile.gettempdir()`; all are looked at every 50 ms, so for as long
-    there may be more. It cannot remove or rename a file (PermissionError), nor have one without a
-    name.
+    """The resources that an untrusted program gets. seconds: of CPU time, to load, and for each
+    test, so that it does not count what else the machine does; by the wall clock ten times that.
+    memory_bytes: of address space, of which Python itself takes some 30 MB. disk_bytes: of each
+    file, and of all files in its folder, which lies in `tempfile.gettempdir()`; all are looked at
+    every 50 ms, so for as long there may be more. It cannot remove or rename a file
+    (PermissionError), nor have one without a name.
     """
 
     seconds: float = 3.0

@@ -75,8 +75,8 @@ class Events:
 
 
 class Said:
-    """What the supervisor says after the task, JSON lines; once it says no more, this process ends,
-    since SPU cannot be interrupted otherwise.
+    """The JSON lines that the supervisor writes after the task; when its end closes, this process
+    ends, since SPU cannot be interrupted otherwise.
     """
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ class SystemPromptShape:
 
 @dataclass(frozen=True)
 class Served:
-    """What the system that a provider serves tells a session's worker (`systems.served`)."""
+    """The facts that a provider's system tells a session's worker (`systems.served`)."""
 
     kind: str = ""
     """The name of the dataclass that `fields` are of; "" for none."""
@@ -80,7 +80,7 @@ class Served:
 
 @dataclass(frozen=True)
 class ProviderInputs:
-    """What every provider brings to a session."""
+    """The inputs that every provider brings to a session."""
 
     model_dir: str
     sampling_seed: int | None = None
@@ -97,7 +97,7 @@ class ProviderInputs:
 
 @dataclass(frozen=True)
 class Job(Generic[Q, C]):
-    """What a party knows when its program starts; the other one's inputs are None."""
+    """The inputs of a party when its program starts; the other one's are None."""
 
     request: Q
     model: ModelConfig  # as the provider states it

@@ -23,7 +23,7 @@ Place = Callable[["Params", "ModelConfig"], int]
 
 @dataclass(frozen=True)
 class Offer:
-    """What a system brings to one session."""
+    """The parts that a system brings to one session."""
 
     served: Served = Served()
     """What the session's worker is told."""

@@ -45,8 +45,9 @@ _TEXTS = ("key", "algorithm", "issuer", "certificate_claim")
 
 @dataclass(frozen=True)
 class Policy:
-    """What evidence must say. key: the service's public key; certificate_claim: the claim that is
-    the fingerprint (hex) of the vault's certificate; claims: other claims, and their values.
+    """The policy that evidence must meet. key: the service's public key; certificate_claim: the
+    claim that is the fingerprint (hex) of the vault's certificate; claims: other claims, and their
+    values.
     """
 
     key: Any

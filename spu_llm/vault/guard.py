@@ -42,7 +42,7 @@ class Spent(Exception):
 
 @dataclass
 class Allowance:
-    """What may leave, as a bucket of `burst` bytes that fills by `rate` bytes a second."""
+    """The bytes that may leave: a bucket of `burst` bytes that fills by `rate` bytes a second."""
 
     rate: float
     burst: int

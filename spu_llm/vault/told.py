@@ -42,8 +42,8 @@ MAX_LANES = 256
 
 @dataclass(frozen=True)
 class Model:
-    """What an engine says of its model: shape, what ends a text, and digests (SHA-256, hex) of its
-    folded weights and of its tokenizer.
+    """The facts that an engine gives about its model: shape, what ends a text, and digests
+    (SHA-256, hex) of its folded weights and of its tokenizer.
     """
 
     config: dict[str, Any]
@@ -98,8 +98,9 @@ class MarkedRequest:
 
 @dataclass(frozen=True)
 class Fakes:
-    """What a vault says of the prompts that it has made: what the engine learns of them, lengths,
-    and what a guess which one is the user's may reach, in words and numbers.
+    """The facts that a vault gives about the prompts that it has made, in words and numbers: what
+    the engine learns of them, their lengths, and how often a guess which one is the user's may be
+    right.
     """
 
     lengths: list[int]
@@ -109,7 +110,9 @@ class Fakes:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process listens, and who is trusted there; None: whoever answers, in the clear."""
+    """The address where a process listens, and who is trusted there; None: whoever answers, in the
+    clear.
+    """
 
     host: str
     port: int

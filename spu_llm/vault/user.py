@@ -19,7 +19,7 @@ VAULT = "the vault"
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user asks for, of prompts that go together (`told.VaultRequest`)."""
+    """The request of a user, of prompts that go together (`told.VaultRequest`)."""
 
     prompts: Sequence[Sequence[int]]
     public: Sequence[int]

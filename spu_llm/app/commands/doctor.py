@@ -32,7 +32,9 @@ _FLAGS = ("aes", "avx")  # without which SPU does not start
 
 @dataclass(frozen=True)
 class Finding:
-    """Of one check: what was looked at, OK, WARNING or FAILURE, and what was found or is to do."""
+    """The outcome of one check. what: its subject; level: OK, WARNING or FAILURE; said: what was
+    seen, or what to do.
+    """
 
     what: str
     level: str

@@ -31,7 +31,9 @@ ANSWER_BYTES = 8 * N  # of c0
 
 @dataclass(frozen=True)
 class Layout:
-    """Of `units` units. ValueError when Y has too many columns."""
+    """The places of `units` products X [n, k] times Y [k, m] in polynomials. ValueError when Y has
+    too many columns.
+    """
 
     units: int
     n: int

@@ -21,7 +21,7 @@ from spu_llm.systems.confidential.spans import Prompt
 
 @dataclass(frozen=True)
 class ObfuscationOptions:
-    """How redacted spans are to be hidden among fake prompts."""
+    """The settings of hiding redacted spans among fake prompts."""
 
     redact: str | None = None  # what finds them in a prompt without tags: "patterns", "presidio"
     fakes: int = 8  # fake prompts at most

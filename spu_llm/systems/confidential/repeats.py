@@ -13,8 +13,8 @@ from spu_llm.systems.confidential.spans import Prompt, said, secret_in
 
 
 class Repeats:
-    """Of a prompt's targets those that repeat a word. All answers depend on the prompt's shape and
-    on what is asked about, not on its secrets.
+    """The targets of a prompt that repeat a word. All answers depend on the prompt's shape and on
+    what is asked about, not on its secrets.
 
     inside: positions in them. starts: which target begins at a position. ends: which target, whose
     word comes again, is complete with a position.

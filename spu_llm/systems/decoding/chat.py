@@ -35,7 +35,7 @@ from spu_llm.systems.program import Hear, Job, Send
 
 
 class User:
-    """Who the client's worker hears."""
+    """The user whose turns the client's worker reads."""
 
     def __init__(self, hear: Hear) -> None:
         self._hear = hear

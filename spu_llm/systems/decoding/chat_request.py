@@ -17,9 +17,9 @@ MOST_TURN_ROWS, MOST_AHEAD_STEPS, MOST_AHEAD_ROWS = 512, 256, 1024
 
 @dataclass(frozen=True)
 class ChatRequest(Request):
-    """What both parties know of a conversation before it starts. `prompt_tokens` counts its first
-    turn, `max_new_tokens` limits each answer, and `conversation_tokens` limits all turns and
-    answers together.
+    """The public facts of a conversation, known to both parties before it starts. `prompt_tokens`
+    counts its first turn, `max_new_tokens` limits each answer, and `conversation_tokens` limits all
+    turns and answers together.
 
     With `turn_rows` the session is opened before its first turn, whose tokens are not counted here.
     Then every turn takes so many rows of a forward, or a multiple, the first of which may hold no

@@ -34,8 +34,8 @@ Retained = np.ndarray | None
 
 
 class JudgeInputs(NamedTuple):
-    """What the parties put into the judge of a forward, as private values of the session, for each
-    that it decides on: a lane, or a branch of one (`SessionShape.judged`).
+    """The inputs of the parties to the judge of a forward, as private values of the session, for
+    each lane, or branch of a lane, that it decides on (`SessionShape.judged`).
     """
 
     client: Any
@@ -43,8 +43,9 @@ class JudgeInputs(NamedTuple):
 
 
 class VerificationResult(NamedTuple):
-    """What came of a forward, for each sequence that is judged (`SessionShape.judged`): the judge's
-    outcome, the client's; and how many drafts it accepts, or whatever else it makes public.
+    """The result of a forward, for each sequence that is judged (`SessionShape.judged`): the
+    judge's outcome, which is the client's, and what the judge makes public, such as the number of
+    accepted drafts.
     """
 
     outcome: Any

@@ -23,8 +23,8 @@ CANDIDATES_ALONE = (
 
 @dataclass(frozen=True)
 class RulesModule:
-    """What draws a text's tokens, or chooses among a step's continuations, in place of the
-    verification's own rule: a module of the client's framework with
+    """A rule that draws a text's tokens, or chooses among a step's continuations, in place of the
+    verification's own: a module of the client's framework with
 
         rules(settings, completion, before, tokenizer, streams, send) -> (Rule, Branching)
 
@@ -56,10 +56,10 @@ class ClientInputs:
 
 @dataclass(frozen=True)
 class Ahead(GenerationRequest):
-    """Of a completion to come: for how many of its steps to make correlated randomness;
-    `room_bytes`: for fewer if the files of a party would grow by more. `counts`: nothing is made,
-    only what lacks is counted. `batches`: whatever there is, so many batches of each kind are made
-    beside the session that has the pool, and go to its inbox.
+    """The preprocessing of a completion to come. `steps`: how many of its steps to make correlated
+    randomness for; `room_bytes`: for fewer if the files of a party would grow by more. `counts`:
+    nothing is made, only what lacks is counted. `batches`: whatever there is, so many batches of
+    each kind are made beside the session that has the pool, and go to its inbox.
     """
 
     steps: int = field(kw_only=True)

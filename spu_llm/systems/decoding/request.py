@@ -35,8 +35,8 @@ def _rounded(rows: int) -> int:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """How a text may grow, which both parties know: lengths, and whether the provider learns which
-    drafts stay. What judges the drafts, its kinds say.
+    """The growth of a text, which both parties know: lengths, and whether the provider learns which
+    drafts stay. Its subclasses say what judges the drafts.
     """
 
     prompt_tokens: int
@@ -206,7 +206,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Request(GenerationRequest):
-    """What both parties know of a completion before it starts."""
+    """The public facts of a completion, known to both parties before it starts."""
 
     temperature: float  # 0 is greedy
     verify: str = "token"  # a variant of protocols.verification.variants

@@ -17,14 +17,14 @@ from spu_llm.core.settings import OWN
 
 
 class Text(NamedTuple):
-    """What stands before every lane's prompt: private values of the provider."""
+    """The text before every lane's prompt: private values of the provider."""
 
     tokens: Any  # int32 [n], of all rows, text last
     hidden: Any  # int32 [m], of the first rows: HIDDEN where there is no text
 
 
 class Place(NamedTuple):
-    """Where a step's rows stand: public, or the client's secret."""
+    """The places of a step's rows: public, or the client's secret."""
 
     positions: Any  # int32 [lane, n]: in the text
     visible: Any  # bool [lane, n, row of the cache]
@@ -74,7 +74,9 @@ class ModelPart(Protocol):
 
 
 class ClientPart(Protocol):
-    """What the client computes in the clear before and after a part whose rows are opened to it."""
+    """The computation of the client in the clear, before and after a part whose rows are opened to
+    it.
+    """
 
     def up(self, tokens: Any, at: int) -> np.ndarray:
         """Return the rows float32 [n, d] that go into the part, of tokens from `at` on."""

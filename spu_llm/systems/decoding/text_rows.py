@@ -8,8 +8,9 @@ import numpy as np
 
 
 class TextRows:
-    """Of lanes that are written side by side: a row of the cache is one of every lane's. Rows that
-    hold no text (rejected drafts, padding of shorter lanes) are shown to nobody.
+    """The rows of the cache that hold text, of lanes that are written side by side: each row of the
+    cache is one of every lane. Rows that hold no text (rejected drafts, padding of shorter lanes)
+    are shown to nobody.
 
     Where the provider may not know how many drafts stay, this is the client's secret.
     """

@@ -93,7 +93,7 @@ def run(session: PartySession, job: Job[ViewedRequest, ViewedInputs], send: Send
 
 
 class _Noted:
-    """Of the first attention in a forward, words uint64 of this party's shares:
+    """The words uint64 of this party's shares in the first attention of a forward:
 
     query   [kv head, group * row, head_dim], scaled
     shift   [kv head * group * row]: the largest coarse score, `bits` of `shift_bits`

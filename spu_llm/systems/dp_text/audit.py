@@ -121,8 +121,9 @@ def _lower(
 
 
 class Attacker:
-    """Who sees of a text its tokens, and whether it ended, and computes all else anew, with `Lanes`
-    of its own: what the generator has computed is not believed. The canary is reference 0.
+    """An attacker who sees the tokens of a text, and whether it ended, and computes all else anew,
+    with `Lanes` of its own: what the generator has computed is not believed. The canary is
+    reference 0.
     """
 
     def __init__(

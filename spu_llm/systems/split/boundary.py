@@ -35,7 +35,7 @@ HEADER_BYTES = _HEADER.size
 
 
 class Kind(IntEnum):
-    """What a tensor is."""
+    """The role of a tensor that crosses the boundary."""
 
     UP = 1  # rows of the client's front, for the middle
     DOWN = 2  # what the middle makes of them

@@ -39,8 +39,8 @@ SOUND = ("grr", "exponential")  # those that hold the epsilon they are given
 
 
 class Masses(NamedTuple):
-    """What a token does, by weights that need not sum to one: P(keep) = keep / (keep + move); who
-    moves copies token k with a chance proportional to e^(-decay D).
+    """The chances of a token's draw, by weights that need not sum to one: P(keep) = keep / (keep +
+    move); who moves copies token k with a chance proportional to e^(-decay D).
     """
 
     keep: np.ndarray  # float64 [V]

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MiddleRequest(GenerationRequest):
-    """What both know of a completion; how tokens are drawn is not among it. front, back: blocks of
-    the client's ends. ends: digest of its parameters of them (`models.split.ends_digest`).
+    """The public facts of a completion, known to both parties; how tokens are drawn is not among
+    them. front, back: blocks of the client's ends. ends: digest of its parameters of them
+    (`models.split.ends_digest`).
     """
 
     front: int = field(kw_only=True)

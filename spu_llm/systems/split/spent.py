@@ -20,9 +20,10 @@ from spu_llm.systems.split.mechanisms import (
 
 @dataclass(frozen=True)
 class Spent:
-    """Of one mechanism: the least and the largest sum of a token's probabilities as printed; and of
-    what is drawn, the logarithms of the largest ratio of two values of one token, and of one value
-    for two tokens. The last is the epsilon that is spent.
+    """The budget that one mechanism spends: the least and the largest sum of a token's
+    probabilities as printed, and, as drawn, the logarithms of the largest ratio of two values of
+    one token (`within`) and of one value for two tokens (`between`), which is the epsilon that is
+    spent.
     """
 
     least_sum: float

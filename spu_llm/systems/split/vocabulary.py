@@ -55,7 +55,9 @@ _LARGEST = 100.0  # eps_i: e^eps_i and e^-eps_i are far from the ends of float64
 
 @dataclass(frozen=True)
 class ColumnDistribution:
-    """How the tokens of one column are drawn; arrays [V] by place in sorted order."""
+    """The distribution that the tokens of one column are drawn from; arrays [V] by place in sorted
+    order.
+    """
 
     order: np.ndarray  # int64: the token at a place
     keep: np.ndarray  # uint64: kept if 63 random bits are below it
@@ -166,7 +168,7 @@ def draw_codebook(table: np.ndarray, mechanism: str, epsilon: float, prg: Prg) -
 
 
 class Distortion(NamedTuple):
-    """Of a table, per token (a sum over its features), averaged over tokens."""
+    """The distortion of a table per token (a sum over its features), averaged over tokens."""
 
     kept: float  # features drawn from the token itself
     l1: float  # sum of |drawn - own|

@@ -55,7 +55,7 @@ class Span:
 
 @dataclass(frozen=True)
 class OfKey:
-    """What one key finds. `scored`: distinct n-grams."""
+    """The finding of one key. `scored`: distinct n-grams."""
 
     scored: int
     log_p: float
@@ -66,7 +66,7 @@ class OfKey:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all keys find; log_p: of all of them together, and of p-values told by others."""
+    """The findings of all keys; log_p: of all of them together, and of p-values told by others."""
 
     log_p: float
     keys: list[OfKey]

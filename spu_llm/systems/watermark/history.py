@@ -42,7 +42,7 @@ def packed(names: Iterable[bytes]) -> bytes:
 
 
 class History:
-    """In memory. `on` False: nothing is kept, as in the paper."""
+    """The seeds used so far, in memory. `on` False: nothing is kept, as in the paper."""
 
     def __init__(self, on: bool = True) -> None:
         self.on = on

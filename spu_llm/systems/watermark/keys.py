@@ -39,9 +39,9 @@ class Seed(NamedTuple):
 
 @dataclass(frozen=True)
 class Scheme:
-    """What detection has to know beside the key. `method`: `candidates`, the black-box watermark,
-    whose n-grams end with the unit they mark; `race`, noise from the n - 1 tokens before it
-    (`race_marks`); `provider`, noise of a place in a session, whatever text stands there
+    """The facts that detection needs beside the key. `method`: `candidates`, the black-box
+    watermark, whose n-grams end with the unit they mark; `race`, noise from the n - 1 tokens before
+    it (`race_marks`); `provider`, noise of a place in a session, whatever text stands there
     (`sessions`); those of RIVALS, what the paper compares with (`baselines`). `tokenizer`: its
     digest, where units are tokens.
     """

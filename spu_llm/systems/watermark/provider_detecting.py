@@ -34,7 +34,7 @@ _NO_SHADES = (
 
 @dataclass(frozen=True)
 class ProviderVerdict:
-    """Whether a text is a provider's, and of which session."""
+    """The answer whether a text is a provider's, and of which session."""
 
     evidence: SessionEvidence
     alpha: float  # a text is called marked that has p of this or less

@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 26  # of an answer
 
 
 class Drawn(NamedTuple):
-    """What may follow a prefix; `ended`: and the text ends with it."""
+    """A continuation of a prefix; `ended`: the text ends with it."""
 
     content: Content
     ended: bool

@@ -37,8 +37,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """How a chunk came about: distinct candidates of all, and seeds that marked it, key by key (in
-    the last of the groups that it won).
+    """The origin of a chunk: how many of its candidates were distinct, and how many seeds marked
+    it, key by key (in the last of the groups that it won).
     """
 
     distinct: int

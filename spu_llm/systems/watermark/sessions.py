@@ -46,7 +46,7 @@ _WHAT = "list of sessions"
 
 @dataclass(frozen=True)
 class Shape:
-    """What a session draws: rows of `vocab` numbers, one in the first of at most `forwards`
+    """The noise of a session: rows of `vocab` numbers, one in the first of at most `forwards`
     forwards and `drafts` + 1 in each that follows.
     """
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Lengths(NamedTuple):
-    """In tokens."""
+    """The lengths of a prompt and of the text after it, in tokens."""
 
     prompt: int
     generated: int = 0

@@ -47,7 +47,7 @@ def attack(view: HostView, public: Public) -> list[list[int]]:
 
 
 class _Search:
-    """Of texts of up to so many positions."""
+    """The search for texts of up to `positions` tokens, through the client's front."""
 
     def __init__(self, public: Public, positions: int) -> None:
         config, family = public.config, family_of(public.config)

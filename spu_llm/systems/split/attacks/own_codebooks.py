@@ -26,7 +26,7 @@ from spu_llm.systems.split.ends import client_ends, table_of, with_table, withou
 
 
 class Drawing(NamedTuple):
-    """How a codebook is drawn; epsilon: of all its features together."""
+    """The settings of drawing a codebook; epsilon: of all its features together."""
 
     mechanism: str
     epsilon: float

@@ -47,7 +47,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Session:
-    """What the host saw, what is true, and how much work it does.
+    """The view of the host, the truth, and how much work the host does.
 
     inverters: of the public model, those of A1, A3 and A4; they outlive the session. texts: what
     the rows are of; the first `prompt` tokens of each are the client's prompt, the others what the

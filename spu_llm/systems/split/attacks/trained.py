@@ -42,8 +42,8 @@ class HeldOutScores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Inverters:
-    """Of one public model and its texts, each trained when it is first asked for. Whoever holds
-    them has them for one view after the other.
+    """The inverters of one public model and its texts, each trained when it is first asked for, and
+    kept for the views that follow.
     """
 
     public: Public
