@@ -239,7 +239,7 @@ def _costs(first: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Messages and online bytes are exact; material and computing are priced as "
+        "Messages and online bytes are exact; correlated randomness and computing are priced as "
         "`experiment prices` measured them. Only the config.json of the model is read."
     )
     commands.add_number(parser, "--prompt-tokens", 64, "prefilled")

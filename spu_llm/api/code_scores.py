@@ -98,6 +98,7 @@ class CodeScores:
 
     @property
     def pass_at(self) -> dict[int, Mean]:
+        """Return Pass@r, 0 to 1, by r: the mean over tasks."""
         return {
             r: Mean.of([pass_at(len(t.completions), t.right, r) for t in self.tasks])
             for r in self.r

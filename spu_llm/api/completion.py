@@ -39,6 +39,7 @@ class BothWays:
 
     @property
     def total(self) -> int:
+        """Return the bytes of both directions."""
         return self.client_to_provider + self.provider_to_client
 
 

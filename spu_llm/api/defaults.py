@@ -19,5 +19,5 @@ SESSION_MINUTES = 24 * 60  # until a provider ends one: nobody waits for it any 
 
 
 def shipped(name: str) -> Path:
-    """Directory of a shipped model ('private', 'public', 't5/private' or 't5/public')."""
+    """Return the directory of a shipped model: 'private', 'public', 't5/private', 't5/public'."""
     return Path(models.__file__).parent / "shipped" / name

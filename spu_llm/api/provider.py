@@ -48,8 +48,13 @@ class Provider:
         backend: str = OWN,
     ) -> Provider:
         """Return a provider that runs as a process on this machine for each session: a rehearsal,
-        in which both parties are this user's. `jobs`: half of the cores by default. `backend`: what
-        computes forwards, "own" or "spu". InputError for what cannot be used.
+        in which both parties are this user's.
+
+        network: "local", "lan", "wan", or as "3000mbps-1ms", which is emulated. pool: directory of
+        correlated randomness that outlives a session, of both parties. jobs: cores of each party
+        that make it; half of them by default. ranges: file of `calibrate --out`; by default
+        ranges.json beside the model. backend: what computes forwards, "own" or "spu". InputError
+        for what cannot be used.
         """
         _check(network, jobs, HINT_CACHE_BYTES, backend)
         return Provider(
@@ -78,9 +83,12 @@ class Provider:
     ) -> Provider:
         """Return the provider at HOST:PORT. identity: the directory of this party's certificate and
         key; trust: a file of certificates, of whom is trusted there; `insecure`, in place of both,
-        for plain sockets on a machine that you trust. backend: what computes forwards, as the
-        provider has it. model: the name of the one that is asked for, of a provider with several;
-        by default its first. InputError for what cannot be used.
+        for plain sockets on a machine that you trust. network: as of `here`, the same at both
+        parties. pool: directory of the client's correlated randomness that outlives a session.
+        jobs: cores that make it; all by default. hint_cache: bytes that the hints of all providers
+        may take. backend: what computes forwards, as the provider has it. model: the name of the
+        one that is asked for, of a provider with several; by default its first. InputError for what
+        cannot be used.
         """
         _check(network, jobs, hint_cache, backend)
         if model:

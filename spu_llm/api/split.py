@@ -89,6 +89,7 @@ class SplitOptions:
 
     @property
     def sampling(self) -> Sampling:
+        """Return the rule by which a token is drawn."""
         return Sampling(self.temperature, self.top_k or 0, self.top_p)
 
     def check(self, mode: str) -> None:

@@ -43,7 +43,7 @@ def tokens_of_prompt(prefix: str, prompt: str, text: TextFormat) -> tuple[list[i
 
 
 def messages_of(system: str | None, prompt: str) -> list[Message]:
-    """Return a chat that begins: what the client says to the model, and its first turn. InputError
+    """Return a chat of the system message, if there is one, and the user's first turn. InputError
     for texts that cannot be used.
     """
     check_text(prompt, "the prompt")

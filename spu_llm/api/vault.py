@@ -130,7 +130,7 @@ def complete_by_vault(
 
 
 @dataclass
-class _Out:
+class _SentPrompts:
     """The prompts that went out, as this process made them or as the vault describes them."""
 
     lengths: list[int]
@@ -140,7 +140,7 @@ class _Out:
 
 def _made_here(
     prompt: str, marked: Prompt, options: VaultOptions, words: Tokenizer, on_event: OnEvent
-) -> tuple[Wish, _Out]:
+) -> tuple[Wish, _SentPrompts]:
     """Make the fakes in this process; the vault is told no more than it must be."""
     if marked.targets:
         on_event(Stage("finding fakes"))
@@ -154,12 +154,12 @@ def _made_here(
         out.compact,
         out.own,
     )
-    return wish, _Out([len(row) for row in out.rows], out.own, out.facts)
+    return wish, _SentPrompts([len(row) for row in out.rows], out.own, out.facts)
 
 
 def _made_there(
     prompt: str, marked: Prompt, options: VaultOptions, words: Tokenizer, on_event: OnEvent
-) -> tuple[MarkedRequest, _Out]:
+) -> tuple[MarkedRequest, _SentPrompts]:
     """Leave making fakes to the vault, which is told the prompt with its tags, and the key of its
     place.
     """
@@ -183,7 +183,7 @@ def _made_there(
         _place_key(options.fakes_in_vault).hex(),
         options.seed,
     )
-    return request, _Out([], 0, {})
+    return request, _SentPrompts([], 0, {})
 
 
 def _place_key(folder: Path) -> bytes:

@@ -31,10 +31,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings, allow_abbrev=False)
         self._fill = fill
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def filled(self) -> Parser:
+        """Add the options that only a chosen command needs, once; return this parser."""
         if self._fill is not None:
             fill, self._fill = self._fill, None
             fill(self)
+        return self
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.filled()
         if config.OPTION in self._option_string_actions:
             command = self.prog.rpartition(" ")[2]
             args = config.with_file(command, args or [], self._actions)

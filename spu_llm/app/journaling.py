@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from spu_llm.app.options import address
 from spu_llm.app.printing import say, tell
+from spu_llm.core.errors import WantedError
 
 if TYPE_CHECKING:
     from spu_llm.service.journal import Log, Record
@@ -29,8 +30,9 @@ def add_options(serve: argparse.ArgumentParser) -> None:
         "--audit",
         type=Path,
         metavar="FILE",
-        help="append a line of JSON for each session and refusal: who asked for how much, when, "
-        "what it took, how it ended; no session runs that cannot be written down",
+        help="append a line of JSON for each session and refusal (of a client at most 20 refusals "
+        "a minute): who asked for how much, when, what it took, how it ended; no session runs that "
+        "cannot be written down",
     )
     serve.add_argument(
         "--metrics",
@@ -43,19 +45,26 @@ def opened(options: argparse.Namespace) -> Log:
     """Return what takes the records of a provider, on any thread. InputError for a file or an
     address that cannot be used.
     """
-    from spu_llm.service.journal import AuditFile
+    from spu_llm.service.journal import AuditFile, Bounded
 
-    # The audit file comes first: what it cannot hold is not to happen.
-    logs: list[Log] = [] if options.audit is None else [AuditFile(options.audit).write]
+    written: list[Log] = [] if options.audit is None else [AuditFile(options.audit).write]
+    written.append(_tell_json if options.log_format == JSON else _say_words)
+    logs: list[Log] = [Bounded(take).take for take in written]
     if options.metrics is not None:
         logs.append(_counted_at(*address(options.metrics, "--metrics")))
-    logs.append(_tell_json if options.log_format == JSON else _say_words)
     one_at_a_time = threading.Lock()
 
     def log(record: Record) -> None:
+        """Give a record to all; WantedError, in the end, where the audit file cannot hold it."""
+        failed: WantedError | None = None
         with one_at_a_time:
             for take in logs:
-                take(record)
+                try:
+                    take(record)
+                except WantedError as error:
+                    failed = error
+        if failed is not None:
+            raise failed
 
     return log
 

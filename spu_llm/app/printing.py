@@ -5,6 +5,7 @@ pipe, where a program wants it exact.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -24,8 +25,11 @@ def show_table(table: str) -> None:
 
 
 def tell(*lines: str) -> None:
-    """Print lines to stderr at once."""
-    print(*map(_line, lines), sep="\n", file=sys.stderr, flush=True)
+    """Print lines to stderr at once, or nowhere, when whoever read them has gone: no work ends for
+    want of a reader.
+    """
+    with contextlib.suppress(OSError):
+        print(*map(_line, lines), sep="\n", file=sys.stderr, flush=True)
 
 
 def say(words: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from spu_llm.app.cli import command_line
+from spu_llm.app.cli import Parser, command_line
 from spu_llm.app.printing import show_table
 
 _STUDIES = ("bench", "experiment")  # docs/how-to/measure.md and docs/results have their commands
@@ -27,13 +27,11 @@ def reference() -> str:
     ]
     for name, help_, command in _commands(parser):
         if name.split()[0] not in _STUDIES:
-            lines += ["", f"## {name}", "", f"{_sentence(help_)}", *_options(command)]
+            lines += ["", f"## {name}", "", f"{_sentence(help_)}", *_options(command.filled())]
     return "\n".join(lines) + "\n"
 
 
-def _commands(
-    parser: argparse.ArgumentParser, before: str = ""
-) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
+def _commands(parser: Parser, before: str = "") -> Iterator[tuple[str, str, Parser]]:
     """Yield the commands without commands of their own: name, help and parser."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -43,7 +41,7 @@ def _commands(
                 yield from inner or [(f"{before}{name}", helps.get(name, ""), command)]
 
 
-def _options(command: argparse.ArgumentParser) -> list[str]:
+def _options(command: Parser) -> list[str]:
     """Return a list of a command's options with their help."""
     shown = [
         action

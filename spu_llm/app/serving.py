@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from spu_llm.app.options import (
 )
 from spu_llm.app.output import unforeseen
 from spu_llm.app.printing import show
-from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.errors import InputError, SpuLlmError, WantedError
 from spu_llm.core.printable import one_line
 from spu_llm.core.settings import OWN
 from spu_llm.core.text_files import read_text
@@ -215,6 +215,17 @@ def _workers(options: argparse.Namespace, served: ServeOptions, log: Log) -> Ite
         yield workers
 
 
+def _told(log: Log, event: str) -> Callable[[str], None]:
+    """Return what logs words of an event that nothing depends on, also beside a full audit file."""
+    from spu_llm.service.journal import Record
+
+    def tell(words: str) -> None:
+        with suppress(WantedError):
+            log(Record(event, words))
+
+    return tell
+
+
 def run_provider(
     options: argparse.Namespace, make: Callable[[argparse.Namespace], ServeOptions], what: str
 ) -> None:
@@ -228,10 +239,7 @@ def run_provider(
 
     log = journaling.opened(options)
     served, renewal = reloading.loaded(
-        options,
-        make,
-        lambda made: {"trust": made.identity},
-        lambda words: log(Record(journal.RELOADED, words)),
+        options, make, lambda made: {"trust": made.identity}, _told(log, journal.RELOADED)
     )
     report_fd = options.report_fd
 

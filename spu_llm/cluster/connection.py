@@ -94,7 +94,9 @@ def imported() -> Any:
     try:
         import ray
     except ImportError:
-        raise InputError("--ray needs Ray: pip install 'spu-llm[cluster]'") from None
+        raise InputError(
+            "--ray needs Ray: install the wheel's extra `cluster` (docs/how-to/cluster.md)"
+        ) from None
     return ray
 
 

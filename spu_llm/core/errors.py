@@ -50,7 +50,9 @@ class StalledError(SpuLlmError):
 
 
 class WantedError(SpuLlmError):
-    """A run that goes first wants what this one uses, and this one ended for it."""
+    """This party ends a run of its own accord, and the other one hears why: a run that goes first
+    wants what this one uses, a service ends, or nobody waits for the answer any more.
+    """
 
 
 class LimitError(SpuLlmError):

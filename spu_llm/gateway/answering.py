@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from secrets import token_hex
 
 from spu_llm.api.events import Event, FetchingHint, Making, Stage, Text
-from spu_llm.core.errors import SpuLlmError
+from spu_llm.core.errors import WantedError
 from spu_llm.gateway.asked import Asked
 from spu_llm.gateway.outcome import Outcome
 from spu_llm.gateway.refusals import Refused
 
 
-class Cancelled(SpuLlmError):
+class Cancelled(WantedError):
     """Whoever asked has gone, or the gateway ends."""
 
 

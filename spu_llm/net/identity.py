@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -91,11 +92,15 @@ def make(directory: Path, name: str, days: int) -> Certificate:
     certificate, pem = _signed(name, days)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The key first: a certificate without one would be of no use.
-        _write_once(directory / KEY, pem, 0o600)
-        _write_once(
-            directory / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644
-        )
+        # The key first: a certificate without one would be of no use. A key without a certificate
+        # is of none, either, and would be in the way.
+        with ExitStack() as undone:
+            _write_once(directory / KEY, pem, 0o600)
+            undone.callback((directory / KEY).unlink)
+            _write_once(
+                directory / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644
+            )
+            undone.pop_all()
     except FileExistsError as exc:
         raise InputError(f"{exc.filename} is there already; choose another --out") from None
     except OSError as exc:
@@ -225,9 +230,15 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _write_once(path: Path, content: bytes, mode: int) -> None:
+    """Write a new file, durably; one that cannot be written whole is removed."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
+    with ExitStack() as undone:
+        undone.callback(path.unlink)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        undone.pop_all()
 
 
 def _read(path: Path, hint: str = "", *, secret: bool = False) -> bytes:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +31,7 @@ from spu_llm.core.errors import (
 from spu_llm.net.identity import Certificate
 from spu_llm.net.manifest import CLIENT_PREFIX, Scalar
 from spu_llm.service.agreeing import SERVED_MODEL
+from spu_llm.service.listening import LINES, LINES_S
 
 LISTENING = "listening"
 BEGUN = "session_begun"
@@ -60,9 +63,9 @@ class Record:
 
     def as_json(self, *, with_words: bool) -> str:
         """Return the record as a JSON object on one line, with the time in UTC."""
-        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         words = {"words": self.words} if with_words and self.words else {}
-        return json.dumps({"time": time, "event": self.event, **words, **self.fields})
+        return json.dumps({"time": now, "event": self.event, **words, **self.fields})
 
 
 Log = Callable[[Record], None]
@@ -184,6 +187,33 @@ class AuditFile:
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+class Bounded:
+    """A log that no client can fill a disk with: it has `LINES` refusals of each in `LINES_S` s."""
+
+    def __init__(self, take: Log, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds."""
+        self._take, self._clock = take, clock
+        self._since = -LINES_S
+        self._counts: Counter[Scalar] = Counter()  # refusals by fingerprint, "" in the clear
+
+    def take(self, record: Record) -> None:
+        """Take a record, unless it is one refusal too many; WantedError as of the log."""
+        if record.event != REFUSED:
+            self._take(record)
+            return
+        now = self._clock()
+        if now - self._since >= LINES_S:
+            self._since = now
+            self._counts.clear()
+        client = record.fields.get("fingerprint", "")
+        self._counts[client] += 1
+        if self._counts[client] <= LINES:
+            self._take(record)
+        elif self._counts[client] == LINES + 1:
+            words = f"more refusals of one client; for up to {LINES_S:g} s no line says so"
+            self._take(replace(record, words=words if record.words else ""))
 
 
 def _append(descriptor: int, line: bytes) -> None:

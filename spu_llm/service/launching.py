@@ -43,7 +43,7 @@ def local_provider(
     key that it marks under. `ranges`: of activations, where they do not lie beside the model.
     `backend`: what computes forwards.
     """
-    command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
+    command = [*python_command("spu_llm.app.cli"), "serve", f"--model={model}"]
     command += ["--listen", "127.0.0.1:0", *network_options(network), "--backend", backend]
     command += ["--once", "--exit-with-parent"]
     if credentials is None:

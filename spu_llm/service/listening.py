@@ -12,9 +12,9 @@ from spu_llm.net.crowd import Crowd
 from spu_llm.net.entrance import Entrance, Met
 
 WAITING = 64  # connections to known parties that have not got yet what they came for
-LINES = 20  # about strangers, within so many seconds
-LINES_S = 60.0
 UNADMITTED_BYTES = 1 << 20  # of a connection for data, until there is a session
+LINES = 20  # about refusals of strangers, and of each client, within so many seconds
+LINES_S = 60.0
 _LOOK_S = 0.25
 
 

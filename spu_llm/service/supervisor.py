@@ -84,6 +84,9 @@ _KEPT = frozenset(
     }
 )
 
+MAX_EVENT_BYTES = 1 << 28  # of one event: a study's result may hold many logits
+MAX_EVENTS = 10_000  # that the supervisor has not looked at
+
 OnEvent = Callable[[dict[str, Any]], None]
 Look = Callable[[], None]  # several times a second; what it raises ends the session
 
@@ -147,8 +150,8 @@ class Worker:
         descriptors that it gets, under the same numbers. `reads`, `writes`, `lists`: files and
         directories that it needs (`confine`), beside the system's and Python's; unless it is
         `confined` it has all that this user has. `objects`: where results of its peer's batches
-        are kept beside the disk. WorkerError when there is no place for its
-        temporary files.
+        are kept beside the disk. WorkerError when there is no place for its temporary files, or
+        when this process can have no more processes, threads or descriptors.
         """
         try:
             self._folder = tempfile.mkdtemp(prefix="spu-llm-")
@@ -159,40 +162,46 @@ class Worker:
             ) from exc
         self.apart = False  # in a network namespace of its own, as it says when it is ready
         self._asked = False  # for its side, which then owns the channel
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._door = None if objects is None else StoreDoor(objects)
-        passed = [] if self._door is None else [self._door.theirs.fileno()]
-        start = Start(
-            program,
-            theirs.fileno(),
-            _names(reads),
-            _names(writes),
-            _names(lists),
-            confined,
-            objects=passed[0] if passed else None,
-        )
-        with theirs, ExitStack() as undone:
-            undone.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            undone.callback(self._channel.close)
-            if self._door is not None:
-                undone.callback(self._door.close)
-            self._process = subprocess.Popen(
-                [*python_command("spu_llm.service.worker"), start.argument()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno(), *passed, *inherits],
-                env=_environment() | {"TMPDIR": self._folder},
-                start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
-            )
-            undone.pop_all()
-        if self._door is not None:
-            self._door.theirs.close()
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._stderr = b""
-        threading.Thread(target=self._read_events, daemon=True).start()
-        self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
-        self._stderr_reader.start()
+        try:
+            with ExitStack() as undone:
+                undone.callback(shutil.rmtree, self._folder, ignore_errors=True)
+                self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                undone.callback(self._channel.close)
+                with theirs:
+                    self._door = None if objects is None else StoreDoor(objects)
+                    if self._door is not None:
+                        undone.callback(self._door.close)
+                    passed = [] if self._door is None else [self._door.theirs.fileno()]
+                    start = Start(
+                        program,
+                        theirs.fileno(),
+                        _names(reads),
+                        _names(writes),
+                        _names(lists),
+                        confined,
+                        objects=passed[0] if passed else None,
+                    )
+                    self._process = subprocess.Popen(
+                        [*python_command("spu_llm.service.worker"), start.argument()],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        pass_fds=[theirs.fileno(), *passed, *inherits],
+                        env=_environment() | {"TMPDIR": self._folder},
+                        # A Ctrl-C at the terminal is the supervisor's to handle.
+                        start_new_session=True,
+                    )
+                undone.callback(self._process.kill)
+                threading.Thread(target=self._read_events, daemon=True).start()
+                self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
+                self._stderr_reader.start()
+                undone.pop_all()
+        except (OSError, RuntimeError) as exc:
+            raise WorkerError(f"the worker process could not be started: {exc}") from exc
+        if self._door is not None:
+            self._door.theirs.close()
 
     def side(self) -> WorkerSide:
         """Return how the worker is reached, once it is ready; called once."""
@@ -280,13 +289,20 @@ class Worker:
             self.stop()
 
     def _read_events(self) -> None:
+        """Read events until the worker ends. One that sends more than its supervisor can have in
+        memory is killed: it may be its peer's by now.
+        """
         assert self._process.stdout is not None
         try:
-            for line in self._process.stdout:
+            while line := self._process.stdout.readline(MAX_EVENT_BYTES):
+                if len(line) == MAX_EVENT_BYTES or self._events.qsize() >= MAX_EVENTS:
+                    self._process.kill()
+                    break
                 self._events.put(json.loads(line))
-        except ValueError:
-            pass  # closed by `stop`, or cut off in the middle of a line
-        self._events.put(None)
+        except (ValueError, RecursionError):
+            pass  # closed by `stop`, cut off in the middle of a line, or no event
+        finally:
+            self._events.put(None)
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None

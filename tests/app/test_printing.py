@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import http.server
 import logging
+import os
 import shlex
 import socketserver
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,20 @@ def test_lines_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == f"{SHOWN}\nname␊spu-llm: a lie\ncolumn   of a table\n"
     assert err == f"{SHOWN}\nspu-llm: {SHOWN} spu-llm: a lie\n"
+
+
+def test_no_work_ends_when_nobody_reads_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `serve 2>&1 | logger` when the logger dies."""
+    reads, writes_ = os.pipe()
+    os.close(reads)
+    with open(writes_, "w") as broken:
+        monkeypatch.setattr(sys, "stderr", broken)
+        printing.tell("a line", "another")
+        printing.say("a third")
+        with pytest.raises(OSError):
+            broken.flush()  # the pipe is broken indeed
+        with suppress(OSError):
+            broken.close()
 
 
 def test_progress_shows_no_escape_sequence_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -373,3 +373,28 @@ def test_what_was_tampered_with_ends_the_connection(folders: dict[str, Path]) ->
     with pytest.raises(PeerError, match="TLS with the peer failed"):
         other.recv_some(10)
     close([one, other])
+
+
+def test_a_disk_that_is_full_leaves_no_key_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """keygen can be given again, whichever of its files could not be written."""
+    sync, left = os.fsync, [0]
+
+    def full(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(identities.os, "fsync", full)
+    for fits in (0, 1):
+        left[0] = fits
+        with pytest.raises(InputError, match="cannot write to .*No space left"):
+            identities.make(tmp_path / "me", "me.example", 30)
+        assert not list((tmp_path / "me").iterdir())
+    left[0] = 2
+    identities.make(tmp_path / "me", "me.example", 30)
+    with pytest.raises(InputError, match=f"{KEY} is there already"):
+        identities.make(tmp_path / "me", "me.example", 30)
+    assert {file.name for file in (tmp_path / "me").iterdir()} == {KEY, CERTIFICATE}

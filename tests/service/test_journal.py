@@ -6,6 +6,7 @@ import json
 import re
 import stat
 import urllib.request
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spu_llm.app import journaling, serving
 from spu_llm.core.errors import (
     BusyError,
     InputError,
@@ -24,7 +26,8 @@ from spu_llm.core.errors import (
 )
 from spu_llm.net.stream import listen
 from spu_llm.service import journal
-from spu_llm.service.journal import AuditFile, Record, Session
+from spu_llm.service.journal import AuditFile, Bounded, Record, Session
+from spu_llm.service.listening import LINES, LINES_S
 from spu_llm.service.metrics import Metrics
 from tests.kit.pair import Pair
 from tests.kit.patience import END_S
@@ -138,6 +141,46 @@ def test_no_half_of_a_line_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(WantedError):
         audit.write(Record("two"))
     assert [line["event"] for line in lines(path.read_text())] == ["one"]
+
+
+def test_a_full_audit_file_hides_nothing_from_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it cannot hold ends a session; that it ended is said and counted all the same."""
+    audit, counts = tmp_path / "audit", free_port()
+    log = journaling.opened(
+        Namespace(audit=audit, metrics=f"127.0.0.1:{counts}", log_format=journaling.TEXT)
+    )
+    one = session()
+    log(journal.begun(one))
+    audit.unlink()
+    audit.symlink_to("/dev/full")
+    with pytest.raises(WantedError, match="cannot write its audit file"):
+        log(journal.ended(one, 1.0, (1, 2), WorkerError("x")))
+    assert "session failed: x" in capsys.readouterr().err
+    text = read(counts)
+    assert "spu_llm_provider_open_sessions 0.0" in text
+    assert 'sessions_total{outcome="WorkerError",program="completion"} 1.0' in text
+    serving._told(log, journal.RELOADED)("reloaded")  # which no session depends on
+    assert "spu-llm: reloaded" in capsys.readouterr().err
+
+
+def test_no_client_fills_a_disk_with_refusals() -> None:
+    now, kept = [0.0], list[Record]()
+    log = Bounded(kept.append, lambda: now[0])
+
+    def refused(client: str, times: int) -> None:
+        for _ in range(times):
+            log.take(Record(journal.REFUSED, "no", {"fingerprint": client}))
+
+    refused("one", 500)
+    assert len(kept) == LINES + 1 and "more refusals of one client" in kept[-1].words
+    refused("other", 3)
+    log.take(journal.begun(session()))
+    assert len(kept) == LINES + 5  # another client's, and sessions, are all there
+    now[0] = LINES_S
+    refused("one", 2)
+    assert [record.words for record in kept[-2:]] == ["no", "no"]
 
 
 # ---- counts

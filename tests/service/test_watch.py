@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from spu_llm.core.errors import SpuLlmError, StalledError, WorkerError
-from spu_llm.service import programs
+from spu_llm.service import programs, supervisor
 from spu_llm.service import watch as watch_module
 from spu_llm.service.supervisor import Worker
 from spu_llm.service.watch import COMPUTED_S, SILENT_S, STALL_S, WAIT_S, Watch
@@ -130,6 +131,47 @@ def test_only_a_worker_killed_from_outside_counts_as_killed() -> None:
     finally:
         assert not worker.killed
         worker.stop()
+
+
+def test_a_worker_that_floods_its_supervisor_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one event that never ends, or by more events than anybody looks at."""
+    for name, most in (("MAX_EVENT_BYTES", 8), ("MAX_EVENTS", 0)):
+        with monkeypatch.context() as patched:
+            patched.setattr(supervisor, name, most)
+            worker = Worker(programs.place_of("completion"))
+            try:
+                with pytest.raises(WorkerError, match="signal 9"):
+                    worker.next_event(30)
+                assert worker.killed
+            finally:
+                worker.stop()
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("no thread")])
+def test_a_worker_that_cannot_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Threadless(threading.Thread):
+        def start(self) -> None:
+            raise error
+
+    class Noted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *how: Any, **settings: Any) -> None:
+            if isinstance(error, OSError):
+                raise error
+            super().__init__(*how, **settings)
+            started.append(self)
+
+    monkeypatch.setattr(supervisor.threading, "Thread", Threadless)
+    monkeypatch.setattr(supervisor.subprocess, "Popen", Noted)
+    with pytest.raises(WorkerError, match="could not be started: .*(open files|no thread)"):
+        Worker(programs.place_of("completion"))
+    assert not list(tmp_path.iterdir())
+    assert [process.wait(10) for process in started] == [-9] * len(started)
+    assert len(started) == isinstance(error, RuntimeError)
 
 
 def test_a_worker_without_a_folder_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
