@@ -114,7 +114,12 @@ class Token:
         q: np.ndarray,
         uniform: Callable[[], float],
     ) -> tuple[int, int]:
+        """Return the number of accepted drafts and the token after them; raise WireError for a
+        place where there is no token, which an honest provider opens at no time.
+        """
         k, token = int(outcome.accepted), int(outcome.token)
+        if token >= q.shape[-1]:
+            raise WireError(f"the token stands at {token}, where there is no token")
         if token < 0 and k == len(drafts):
             raise WireError("the row that the token is drawn from has no weight at all")
         return k, token if token >= 0 else drafts[k]

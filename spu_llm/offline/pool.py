@@ -17,8 +17,9 @@ hence, with a transcript of what is sent under them later, some or all of what t
 copy may have been taken, remove the directory; the next session then drops the peer's half. Of used
 units there is nothing to find: the key of a slice gives way to the next one of a one-way chain, its
 results are zeroed (after a crash, when the directory is opened next), and units put back are stored
-as words, not as a key that would give the used ones, too. Gone means gone for the file system; a
-disk may remember more unless it is encrypted.
+as words, not as a key that would give the used ones, too. Of a used slice its SHA-256 stays until
+the batch goes; of thousands of unknown bits that confirms no guess. Gone means gone for the file
+system; a disk may remember more unless it is encrypted.
 
 When one party's directory is set back to an older copy, the peer's larger index burns what was used
 since, and batches that the peer used up are dropped. When both are set back together, units are

@@ -28,7 +28,7 @@ from spu_llm.core.channel import (
     round_trip_s,
     say_goodbye,
 )
-from spu_llm.core.errors import ManifestMismatch
+from spu_llm.core.errors import ManifestMismatch, WireError
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.meter import Meter
 from spu_llm.core.party import Party, Source
@@ -340,7 +340,8 @@ class PartySession:
         traffic = self._channel.traffic.since(before)
         self.meter.record("control", "round trip", "", 0.0, traffic)
         told = self.tell(CLIENT, None if round_trip is None else round(1e6 * round_trip))
-        assert told is not None
+        if told is None:
+            raise WireError("the client told no round trip")
         return told >= 1e6 * ROUND_TRIP_S
 
     def tell(self, teller: int, number: int | None) -> int | None:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from spu_llm.core.errors import WireError
 from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.net.relay import HELD_BYTES
 from spu_llm.offline.ot import transfers
+from spu_llm.offline.ot.code import PARAMETERS
 from spu_llm.offline.ot.extension import Extension
 from spu_llm.offline.ot.transfers import RandomTransfers
 from tests.offline.ot_pair import SMALL, TransfersOfTwo, fulfilled
@@ -158,3 +160,10 @@ def test_sums_go_under_keys() -> None:
     assert sent.nbytes == 16 * SMALL.choices
     used = np.unpackbits(sent.view(np.uint8))
     assert abs(used.mean() - 0.5) < 2.5 / np.sqrt(used.size)
+
+
+def test_what_one_party_sends_alone_fits_what_relays_hold() -> None:
+    """Bits times whole words are sent by the provider alone, 8 bytes a transfer, until the next
+    extension, for which it waits: a client that reads another channel meanwhile must not stop both.
+    """
+    assert 8 * PARAMETERS.serving < HELD_BYTES / 2

@@ -289,6 +289,17 @@ def test_residual_that_rounds_to_zero_is_the_draft() -> None:
         Token(Sampling()).resolve(outcome, [5, 8], np.zeros((2, 9)), float)
 
 
+@pytest.mark.parametrize("token", [9, 2**31 - 1])
+def test_a_token_beyond_the_vocabulary_ends_it(token: int) -> None:
+    """A provider that opens another place than the drawn one: 9 is in the padding of 4 blocks."""
+    outcome = TokenOutcome(np.int32(0), np.int32(token))
+    assert Token(Sampling()).resolve(
+        TokenOutcome(np.int32(0), np.int32(8)), [5], np.zeros((1, 9)), float
+    ) == (0, 8)
+    with pytest.raises(WireError, match=f"the token stands at {token}"):
+        Token(Sampling()).resolve(outcome, [5], np.zeros((1, 9)), float)
+
+
 # ---- how close to the exact distribution at a full vocabulary
 
 
