@@ -190,8 +190,8 @@ class Client:
         The provider learns the prompt's length and the options, as of that completion. prompt: one
         of the same length in tokens, or that length. steps: of the completion; as many as are
         likely by default. disk_bytes: that the pool may take in all. look: called now and then, may
-        end it by an error. producers: who makes it in place of a session here. `NoRoom` when one
-        step does not fit.
+        end it by an error. producers: who makes it in place of a session here. InputError for a
+        provider without a pool; `NoRoom` when one step does not fit.
         """
         request, text = self._to_prepare(prompt, options, steps)
         with self._with_key(options) as provider:

@@ -38,7 +38,7 @@ from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.service.client import Server, SessionOutcome, run_as_client
 from spu_llm.systems.decoding.request import check_sampling
-from spu_llm.systems.split.modes import ENDS, MODES, MPC, NOIR
+from spu_llm.systems.split.modes import ENDS, MODES, MPC, NOIR, PLAIN
 from spu_llm.systems.split.records import GENERATE, GenerateInputs, GenerateRequest, check_front
 from spu_llm.systems.split.secure_records import (
     SPLIT_COMPLETION,
@@ -53,7 +53,7 @@ R = TypeVar("R", bound=MiddleRequest)
 
 PREFIX_LETTERS = 8  # the paper's most: 20 made its texts worse
 _OF_SHARES = ("draft_length", "draft_model", "show_progress", "top_k")
-_OF_ROWS = ("random_prefix", "precision")
+_OF_ROWS = ("precision",)
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class SplitOptions:
 
     def check(self, mode: str) -> None:
         """Raise InputError for options that a text in this mode has not."""
+        if self.random_prefix and mode != NOIR:
+            raise InputError("--random-prefix is of --mode noir; leave it out")
         defaults = {option.name: option.default for option in fields(self)}
-        names, where = (_OF_ROWS, NOIR) if mode == MPC else (_OF_SHARES, MPC)
+        names, where = (_OF_ROWS, f"{PLAIN} or {NOIR}") if mode == MPC else (_OF_SHARES, MPC)
         for name in names:
             if getattr(self, name) != defaults[name]:
                 raise InputError(f"--{name.replace('_', '-')} is of --mode {where}; leave it out")
-        if self.random_prefix and mode != NOIR:
-            raise InputError("--random-prefix is of --mode noir")
         check_sampling(self.sampling)
 
 

@@ -103,7 +103,7 @@ def test_what_is_not_served_is_refused(start: Start, three: Pair, tmp_path: Path
     for more, words in (
         (["--split", "2,0"], "serves --mode mpc --split 1,1, not --mode mpc --split 2,0"),
         (["--model", str(other)], "the parties have models with different ends"),
-        (["--precision", "float16"], "--precision is of --mode noir; leave it out"),
+        (["--precision", "float16"], "--precision is of --mode plain or noir; leave it out"),
     ):
         refused = start(*client("generate", three, port, *more))
         assert refused.wait(RUN_S) == 2 and words in refused.stderr
