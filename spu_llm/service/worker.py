@@ -144,6 +144,9 @@ def main() -> None:
     except RuntimeError as exc:  # SPU's own errors: the link broke or a program cannot run
         message = f"SPU failed: {_first_line(exc)}"
         events.send("error", message=message, exit_code=1, of_link=True, of_ranges=False)
+    except Exception:  # one of this program's own: its last line is what the supervisor says
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
     finally:
         sys.stdout.flush()
     # SPU's link threads may outlive the peer; everything of worth has been sent.
