@@ -36,8 +36,9 @@ CLAIMS = (
         "published-model",
     ),
     Claim(
-        "On shares its likeliest token is float32's at 99.52% of 1,050 positions, with correlated "
-        "randomness from a dealer; of 200 between two processes at 98.00%",
+        "On shares its likeliest token is float32's at 99.52% of 1,050 positions (98.9 to 99.8; 99 "
+        "asked), with correlated randomness from a dealer; of 200 between two processes at 98.00% "
+        "(95.0 to 99.2)",
         "fidelity_dealt",
         "published-model",
     ),
@@ -64,7 +65,8 @@ CLAIMS = (
         "split#what-a-codebook-costs-and-what-it-keeps",
     ),
     Claim(
-        "The watermark's criterion holds but for one cell; a mark is no signature",
+        "The watermark's criterion holds at temperature 1; at 0.5 the default, with a history, misses "
+        "the AUC (0.965, 0.97 asked), and as published it has 0.984; a mark is no signature",
         "watermark",
         "watermark",
     ),
