@@ -65,8 +65,8 @@ CLAIMS = (
         "split#what-a-codebook-costs-and-what-it-keeps",
     ),
     Claim(
-        "The watermark's criterion holds at temperature 1; at 0.5 the default, with a history, misses "
-        "the AUC (0.965, 0.97 asked), and as published it has 0.984; a mark is no signature",
+        "The watermark's criterion holds at temperature 1; at 0.5 the default, with a history, "
+        "misses the AUC (0.965, 0.97 asked), and as published it has 0.984; a mark is no signature",
         "watermark",
         "watermark",
     ),

@@ -9,7 +9,7 @@ from typing import Any
 
 from models.tokenizer import Tokenizer
 from spu_llm.api.defaults import shipped
-from spu_llm.core.errors import InputError
+from spu_llm.core.errors import InputError, PeerError
 from spu_llm.systems.confidential.outgoing import (
     ObfuscationOptions,
     marked_prompt,
@@ -64,9 +64,16 @@ def answered(
     what was sent until then goes out again only with the same fakes where options had `secrets`.
     """
     with closing(HttpSampler(url, model, temperature)) as endpoint:
-        texts = []
+        texts: list[str] = []
         for prompt in among.prompts:
-            (drawn,) = endpoint.sample(prompt, 1, max_new_tokens)
+            try:
+                (drawn,) = endpoint.sample(prompt, 1, max_new_tokens)
+            except PeerError as exc:
+                raise PeerError(
+                    f"{exc}; {len(texts)} of {len(among.prompts)} prompts are answered. Without "
+                    "--secrets other fakes go out when it is asked again, and both sets together "
+                    "tell the prompt"
+                ) from exc
             assert isinstance(drawn.content, str)
             texts.append(drawn.content)
             on_answer(len(texts))

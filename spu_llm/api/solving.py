@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from models.chat import Message, Template
 from models.tokenizer import Tokenizer
@@ -42,23 +45,24 @@ def solve(
     """
     if not 1 <= samples <= MAX_TEXTS:
         raise InputError(f"--samples must be 1 to {MAX_TEXTS}, found {samples}")
-    there = read_completions(completions, tasks) if completions.exists() else {}
     asks = _in_chat(client.model) if chat else lambda task: task.prompt
     made = 0
-    for number, task in enumerate(tasks):
-        have = len(there.get(task.id, ()))
-        if (lacking := samples - have) <= 0:
-            continue
-        asked = dataclasses.replace(
-            options,
-            stop=options.stop or ((_FENCE,) if chat else STOPS[task.layout]),
-            # Others than those that are there.
-            seed=None if options.seed is None else options.seed + number + have * len(tasks),
-        )
-        on_event(Note(f"task {task.id}, {number + 1} of {len(tasks)}"))
-        texts = client.complete_each([asks(task)] * lacking, asked, on_event)
-        _append(completions, task.id, texts)
-        made += lacking
+    with _held(completions) as file:
+        there = read_completions(completions, tasks)
+        for number, task in enumerate(tasks):
+            have = len(there[task.id])
+            if (lacking := samples - have) <= 0:
+                continue
+            asked = dataclasses.replace(
+                options,
+                stop=options.stop or ((_FENCE,) if chat else STOPS[task.layout]),
+                # Others than those that are there.
+                seed=None if options.seed is None else options.seed + number + have * len(tasks),
+            )
+            on_event(Note(f"task {task.id}, {number + 1} of {len(tasks)}"))
+            texts = client.complete_each([asks(task)] * lacking, asked, on_event)
+            _append(file, completions, task.id, texts)
+            made += lacking
     return made
 
 
@@ -76,14 +80,48 @@ def _in_chat(model: Path) -> Callable[[CodeTask], str]:
     return ask
 
 
-def _append(path: Path, of: str, texts: Sequence[str]) -> None:
+@contextmanager
+def _held(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file of completions, which one run at a time has; half a line at its end, of a run
+    that was killed, is cut off.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise _unwritten(path, exc) from None
+    with open(descriptor, "rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"--completions: {path} is being written by another run") from None
+        try:
+            data = file.read()
+            if data and not data.endswith(b"\n") and not _is_json(data.rpartition(b"\n")[2]):
+                file.truncate(data.rfind(b"\n") + 1)
+        except OSError as exc:
+            raise _unwritten(path, exc) from None
+        yield file
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _append(file: BinaryIO, path: Path, of: str, texts: Sequence[str]) -> None:
     lines = [json.dumps({"task_id": of, "completion": text}) + "\n" for text in texts]
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        with open(descriptor, "rb+") as file:
-            if size := file.seek(0, os.SEEK_END):
-                file.seek(size - 1)
-                lines = lines if file.read() == b"\n" else ["\n", *lines]
-            file.write("".join(lines).encode())
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            lines = lines if file.read() == b"\n" else ["\n", *lines]
+        file.write("".join(lines).encode())
+        file.flush()
     except OSError as exc:
-        raise InputError(f"--completions: cannot write {path}: {exc.strerror}") from None
+        raise _unwritten(path, exc) from None
+
+
+def _unwritten(path: Path, exc: OSError) -> InputError:
+    return InputError(f"--completions: cannot write {path}: {exc.strerror}")

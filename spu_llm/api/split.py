@@ -10,6 +10,9 @@ from pathlib import Path
 from secrets import choice
 from typing import Any, TypeVar
 
+import jax
+import numpy as np
+
 from models.family import ModelConfig, Params
 from models.files import files_of
 from models.hf import load_model
@@ -38,6 +41,7 @@ from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.service.client import Server, SessionOutcome, run_as_client
 from spu_llm.systems.decoding.request import check_sampling
+from spu_llm.systems.split.ends import client_ends, without_table
 from spu_llm.systems.split.modes import ENDS, MODES, MPC, NOIR, PLAIN
 from spu_llm.systems.split.records import GENERATE, GenerateInputs, GenerateRequest, check_front
 from spu_llm.systems.split.secure_records import (
@@ -286,7 +290,7 @@ class SplitClient:
         config, params = self.loaded()
         tokenizer = Tokenizer.load(self.model)
         Stops.of(options.stop, tokenizer)
-        secrets = self._tuned(config)
+        secrets = self._tuned(config, params)
         before = [_random_letters() if options.random_prefix else "" for _ in prompts]
         texts = [b + prompt for b, prompt in zip(before, prompts, strict=True)]
         tokens = [tokenizer.encode(text) for text in texts]
@@ -331,15 +335,32 @@ class SplitClient:
             reads=[*files_of(model), *([] if where is None else [where])],
         )
 
-    def _tuned(self, config: ModelConfig) -> ClientSecrets | None:
-        """Return what was tuned; None in plain without it. InputError where it does not fit."""
+    def _tuned(self, config: ModelConfig, params: Params) -> ClientSecrets | None:
+        """Return what was tuned; None in plain without it. InputError where it does not fit, and in
+        noir where the front is still that of the public model `params`, whose rows tell the text.
+        """
         if self.secrets is None:
             if self.mode == NOIR:
                 raise InputError("--mode noir needs --secrets DIR, which spu-llm split tune makes")
             return None
         secrets = ClientSecrets.load(self.secrets.absolute(), config)
         _check_place(secrets.settings, self)
+        if self.mode == NOIR and _untuned(secrets, config, params):
+            raise InputError(
+                "--secrets have the public model's front still, which tells the text: go on with "
+                "spu-llm split tune, and if that has ended, with a provider that answers truly"
+            )
         return secrets
+
+
+def _untuned(secrets: ClientSecrets, config: ModelConfig, params: Params) -> bool:
+    """Return whether nothing of the front has moved, as before the first round, or with a provider
+    whose gradients are zero.
+    """
+    public, _ = without_table(client_ends(params, config, secrets.split)[0], config)
+    pairs = zip(jax.tree.leaves(public), jax.tree.leaves(secrets.front), strict=True)
+    moved = [not np.array_equal(a, b) for a, b in pairs]
+    return secrets.round == 0 or (bool(moved) and not any(moved))
 
 
 def _random_letters() -> str:

@@ -152,7 +152,7 @@ def _made_here(
         options.temperature,
         options.seed,
         out.compact,
-        out.own,
+        out.own if out.compact else 0,  # exact prompts are alike to the vault
     )
     return wish, _SentPrompts([len(row) for row in out.rows], out.own, out.facts)
 

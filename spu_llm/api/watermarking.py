@@ -102,7 +102,8 @@ class MarkedText:
     chunks: list[ChunkMark] | None = None  # of a key that marks by candidates
     candidates_by: str | None = None  # of a key that marks by candidates
     # Whether this text alone has the distribution that it has without a mark, as above: by samples,
-    # and with a history, since an n-gram that comes again would decide again.
+    # and with a history, since an n-gram that comes again would decide again. None: of an
+    # endpoint or a program, whose candidates may lose halves of characters.
     distortion_free: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -287,7 +288,9 @@ def _marked(made: Made, options: EmbedOptions, tokenizer: Tokenizer | None = Non
     by = options.candidates_by
     exact = by == "sample" and not options.no_history
     if isinstance(made.content, str):
-        return MarkedText(made.content, made.reason, None, chunks, by, exact)
+        # A sampler of text loses halves of characters (`sampler.whole`): that it is exact, nobody
+        # here can say.
+        return MarkedText(made.content, made.reason, None, chunks, by, None if exact else False)
     assert tokenizer is not None
     tokens = list(made.content)
     return MarkedText(tokenizer.decode(tokens), made.reason, tokens, chunks, by, exact)

@@ -184,7 +184,7 @@ class Port:
             purpose = framed.hear()
             tcp.notice_loss(UNHEARD_S, untaken=_of_words(purpose))
             self._serve(framed, purpose)
-        except (OSError, PeerError, ValueError, KeyError):
+        except (OSError, PeerError, ValueError, KeyError, RuntimeError):  # the last: no threads
             if framed is not None:
                 framed.close()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -27,12 +26,15 @@ ANSWER_S = 20.0  # for the next message, or the next part of a large one
 _AT_ONCE = 256 << 10
 _ARRAYS = 1  # the stream that they come on
 _MAX_REASON = 2000
-_BLOCKS = 64 << 10  # bytes that a connection takes without being read, surely
 
 
 class TimedStream(ByteStream, Protocol):
     def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
         """Receive as `recv_some` does; PeerError when nothing comes within `timeout_s`."""
+        ...
+
+    def send_within(self, data: bytes | memoryview, timeout_s: float) -> None:
+        """Send as `send_all` does; PeerError when the peer does not take it within `timeout_s`."""
         ...
 
 
@@ -51,9 +53,16 @@ class Messages:
         """Take a connection; `certificate`: of the peer, where it has one."""
         self._stream, self._peer, self.answer_s = stream, peer, answer_s
         self.certificate = certificate
+        self._left_s: float | None = None  # for which this end still waits, if there is a bound
         self._parser, self._frames = FrameParser(), deque[Frame]()
         self.array_bytes = {"sent": 0, "received": 0}
         self._send(PREAMBLE)
+
+    def allow(self, seconds: float) -> None:
+        """Wait for the peer `seconds` at most in all, however much it is to send and to take, from
+        here on to the next call of this.
+        """
+        self._left_s = seconds
 
     def say(self, kind: str, **fields: Any) -> None:
         """Send a message of this kind; it may not be larger than a frame."""
@@ -118,29 +127,32 @@ class Messages:
         self._stream.close()
 
     def _send(self, data: bytes) -> None:
-        if len(data) <= _BLOCKS:
-            with self._named():
-                self._stream.send_all(data)
-            return
-        # A peer that does not read would hold this thread for ever.
-        alarm = threading.Timer(self.answer_s, self._stream.close)
-        alarm.start()
-        try:
-            with self._named():
-                self._stream.send_all(data)
-        finally:
-            alarm.cancel()
+        with self._named(), self._waiting() as patience_s:
+            self._stream.send_within(data, patience_s)
 
     def _next(self) -> Frame:
         deadline = time.monotonic() + self.answer_s
         while not self._frames:
-            with self._named():
-                data = self._stream.recv_within(_AT_ONCE, deadline - time.monotonic())
+            with self._named(), self._waiting() as patience_s:
+                left_s = min(patience_s, deadline - time.monotonic())
+                data = self._stream.recv_within(_AT_ONCE, left_s)
                 if not data:
                     self._parser.finish()
                     raise PeerError("it has ended the connection")
                 self._frames.extend(self._parser.feed(data))
         return self._frames.popleft()
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[float]:
+        """Yield for how many seconds to wait for the peer, and take what passes off what is left
+        (`allow`).
+        """
+        started = time.monotonic()
+        try:
+            yield self.answer_s if self._left_s is None else min(self.answer_s, self._left_s)
+        finally:
+            if self._left_s is not None:
+                self._left_s -= time.monotonic() - started
 
     def _decoded(self, payload: bytes) -> dict[str, Any]:
         """Return a message; PeerError when the peer says in it that it has failed."""

@@ -372,8 +372,8 @@ class Relay:
             target=self._run, args=(body, *args), name=f"relay-{self.role}-{name}", daemon=True
         )
         with self._lock:
-            self._threads.add(thread)
             thread.start()
+            self._threads.add(thread)
 
     def _run(self, body: Callable[..., None], *args: Any) -> None:
         try:

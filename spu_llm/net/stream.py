@@ -143,7 +143,7 @@ class TcpStream:
         """Receive as `recv_some` does; PeerError when nothing comes within `timeout_s`."""
         with self._shared as sock:
             # Nobody is listened to after that, however much it has to say.
-            if timeout_s <= 0 or not _readable(sock, timeout_s):
+            if timeout_s <= 0 or not _ready(sock, select.POLLIN, timeout_s):
                 raise PeerError("the peer did not answer in time")
             return sock.recv(max_bytes)
 
@@ -166,6 +166,20 @@ class TcpStream:
         """See `ByteStream.send_all`."""
         with self._shared as sock:
             sock.sendall(data)
+
+    def send_within(self, data: bytes | memoryview, timeout_s: float) -> None:
+        """Send as `send_all` does; PeerError when the peer does not take it all within
+        `timeout_s`, after which the connection is of no more use.
+        """
+        left, deadline = memoryview(data), time.monotonic() + timeout_s
+        with self._shared as sock:
+            while left:
+                try:
+                    left = left[sock.send(left, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    wait_s = deadline - time.monotonic()
+                    if wait_s <= 0 or not _ready(sock, select.POLLOUT, wait_s):
+                        raise PeerError("the peer does not take what is sent") from None
 
     def send_last(self, data: bytes) -> None:
         """Send `data`, which is lost if the peer does not read; never blocks."""
@@ -273,12 +287,12 @@ def accept(listener: socket.socket, timeout_s: float) -> TcpStream:
     return TcpStream(listener.accept()[0])
 
 
-def _readable(sock: socket.socket, timeout_s: float) -> bool:
-    """Return whether there is something to read within `timeout_s`, by poll, which takes
-    descriptors of any number.
+def _ready(sock: socket.socket, event: int, timeout_s: float) -> bool:
+    """Return whether a socket can be read, or written, within `timeout_s`, by poll, which takes
+    descriptors of any number. event: POLLIN or POLLOUT.
     """
     poll = select.poll()
-    poll.register(sock, select.POLLIN)
+    poll.register(sock, event)
     return bool(poll.poll(1000 * timeout_s))
 
 

@@ -96,12 +96,25 @@ class TlsStream:
 
     def send_all(self, data: bytes | memoryview) -> None:
         """See `ByteStream.send_all`."""
+        self._send(data, self._tcp.send_all)
+
+    def send_within(self, data: bytes | memoryview, timeout_s: float) -> None:
+        """See `TcpStream.send_within`."""
+        deadline = time.monotonic() + timeout_s
+
+        def put(record: bytes) -> None:
+            self._tcp.send_within(record, deadline - time.monotonic())
+
+        self._send(data, put)
+
+    def _send(self, data: bytes | memoryview, put: Callable[[bytes], None]) -> None:
+        """Seal data, and send the records by `put`."""
         view = memoryview(data)
         with self._order:
             for start in range(0, len(view), _CHUNK_BYTES):
                 record = self._sealed(view[start : start + _CHUNK_BYTES])
                 try:
-                    self._tcp.send_all(record)
+                    put(record)
                 except PeerError as error:
                     # Why it has closed the connection may be on its way.
                     self._heard.wait(_CLOSE_S)

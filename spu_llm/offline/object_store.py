@@ -51,10 +51,11 @@ class FsspecStore:
         """
         self.url, self.folder = url, folder
         scheme, _, rest = url.partition("://")
-        login = "@" in rest.partition("/")[0]
+        login = "@" in rest.partition("/")[0] or "?" in rest
         if not rest or login or "::" in url or scheme == "memory" or len(url) > _URL_BYTES:
+            shown = re.sub("[?].*", "?...", re.sub("//[^/]*@", "//...@", url))[:200]
             raise InputError(
-                f"{re.sub('//[^/]*@', '//...@', url)[:200]!r} is no place for objects; give a URL "
+                f"{shown!r} is no place for objects; give a URL "
                 "like s3://bucket/folder or file:///mnt/folder, and credentials by the environment"
             )
         try:

@@ -9,7 +9,8 @@ built. Limits of resources are the kernel's (`setrlimit`); for the time of each 
 folder's size the parent looks.
 
 What is not prevented: a program can ask whether a path is there, how large it is and of when, where
-a symbolic link leads, and its own process's id; and one that is out to deceive can report a test as
+a symbolic link leads, its own process's id, user and groups, the machine's name and kernel, and how
+much memory it has; and one that is out to deceive can report a test as
 passed, since both run in one process. Where the parent is killed by SIGKILL, the program ends, but
 its folder is left in `tempfile.gettempdir()`.
 """

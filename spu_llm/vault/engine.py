@@ -38,7 +38,7 @@ from spu_llm.vault.attested import Policy
 
 T = TypeVar("T")
 
-_START_S = 60.0  # for a prefill, when all weights are there
+_START_S = 60.0  # for a block of a prefill
 _ROUND_S = 10.0  # for all that a vault does in a step; less than what a vault waits for another one
 
 
@@ -196,9 +196,9 @@ class _Sessions:
         messages = session.messages
         messages.say("room")
         messages.hear("weights")
+        messages.answer_s = _START_S  # a vault reads nothing while it computes a block
         for part in told.parts_of(self._engine.weights):
             messages.send(*(np.asarray(leaf) for leaf in jax.tree.leaves(part)))
-        messages.answer_s = _START_S
         self._begin(session)
         if not session.lanes:  # one token was asked for
             return
@@ -254,6 +254,8 @@ class _Sessions:
     def _step(self, going: list[_Session]) -> None:
         lanes = [lane for s in going for lane in s.lanes]
         tokens = [token for s in going for token in s.tokens]
+        for session in going:
+            session.messages.allow(_ROUND_S)
         try:
             logits = self._engine.step(lanes, tokens, _Vaults(self._engine.config, going))
         except Exception as exc:  # of this program's own: all of them hear of it

@@ -110,7 +110,7 @@ class _Requests:
         if message["type"] == "prompts":
             asked, prompts = self._taken(user, message)
         # Whoever says nothing more holds nobody up.
-        with self._turn:
+        with self._in_turn(user):
             self._callers.settled(met)
             if message["type"] == "marked":
                 asked, prompts = self._made(user, message)
@@ -124,6 +124,17 @@ class _Requests:
                 Session(user, engine, pinned, asked, prompts).run(shown(self._evidence))
             finally:
                 engine.close()
+
+    @contextmanager
+    def _in_turn(self, user: Messages) -> Iterator[None]:
+        """Yield when no other request runs; the user hears that it waits."""
+        if not self._turn.acquire(blocking=False):
+            with _saying(user, "waiting for another request"):
+                self._turn.acquire()
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _taken(
         self, user: Messages, message: dict[str, Any]

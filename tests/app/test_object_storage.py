@@ -89,13 +89,15 @@ def test_a_completion_takes_what_lay_outside(
         ("objects", "is no place for objects; give a URL like"),
         ("file:///proc/nowhere", "object storage at file:///proc/nowhere"),
         ("s3://key:secret@bucket", "credentials by the environment"),
+        ("https://host/folder?sig=secret", "'https://host/folder?...' is no place for objects"),
     ],
 )
 def test_a_place_that_is_none(
     url: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ran("pool", str(tmp_path / "pool"), "--store", url) == 2
-    assert said in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert said in shown and "secret" not in shown
     assert not (tmp_path / "pool" / STORE_FILE).exists()
 
 

@@ -345,6 +345,9 @@ class _Arrived:
     def send_all(self, data: bytes) -> None:
         pass
 
+    def send_within(self, data: bytes, timeout_s: float) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

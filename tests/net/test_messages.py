@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -80,3 +81,41 @@ def test_an_end_amid_an_array_names_the_peer(ends: Ends) -> None:
     ends[0].close()
     with pytest.raises(PeerError, match="here is lost"):
         ends[1].take((4,))
+
+
+def test_a_peer_that_reads_nothing_holds_no_sender(ends: Ends) -> None:
+    """Small messages, each of which a connection takes, fill it all the same."""
+    ends[0].answer_s = 0.5
+    with pytest.raises(PeerError, match="there is lost: the peer does not take what is sent"):
+        for _ in range(1 << 14):
+            ends[0].say("words", text="x" * 4096)
+
+
+def test_a_peer_that_drips_is_waited_for_as_long_as_is_allowed(ends: Ends) -> None:
+    """Each part comes in time, and all of them together do not."""
+    over = threading.Event()
+
+    def drip() -> None:
+        while not over.wait(0.05):
+            ends[1].send(np.zeros(1, np.float32))
+
+    ends[0].allow(30.0)
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        ends[0].take((2,))
+        ends[0].allow(0.5)
+        with pytest.raises(PeerError, match="did not answer in time"):
+            ends[0].take((1000,))
+    finally:
+        over.set()
+        dripping.join()
+
+
+def test_what_is_here_already_takes_nothing_of_what_is_allowed(ends: Ends) -> None:
+    ends[1].send(np.zeros(3, np.float32), np.ones(2, np.float32))
+    ends[0].allow(0.2)
+    ends[0].take((3,), (2,))
+    time.sleep(0.3)  # at something else
+    ends[1].say("after")
+    assert ends[0].hear("after")

@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 
 from models.hf import load_model
+from models.tokenizer import Tokenizer
+from spu_llm.api import vault as vault_api
+from spu_llm.api.vault import VaultOptions
 from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE
 from spu_llm.systems.confidential.learned import floats_per_layer
+from spu_llm.systems.confidential.outgoing import ObfuscationOptions, marked_prompt
 from tests.kit.command_line import refused
 from tests.kit.models import (
     PRIVATE,
@@ -369,3 +373,23 @@ def test_strangers_bytes_end_nothing(
     assert eventually(lambda: "failed" in shared[1].command.stderr, 5)
     asked = ask(shared[1].port, "--insecure")
     assert asked.wait(RUN_S) == 0, asked.stderr
+
+
+@pytest.mark.parametrize(("published", "told"), [(None, {0}), ("printed", set(range(9)))])
+def test_a_vault_hears_which_prompt_is_real_only_where_it_must(
+    public: Path, published: str | None, told: set[int]
+) -> None:
+    """Where fakes share keys and values (`--as-published`); exact prompts are alike to it."""
+    how = ObfuscationOptions(
+        fakes=4, min_fakes=2, eta=4.0, draft_model=public, as_published=published, epsilon=0.9
+    )
+    words = Tokenizer.load(public)
+    marked = marked_prompt(PROMPT.replace("alpha", "<redacted>alpha</redacted>"), how, words)
+    options = VaultOptions(obfuscation=how)
+    heard, real = set(), set()
+    for _ in range(12):
+        wish, sent = vault_api._made_here("", marked, options, words, lambda event: None)
+        heard.add(wish.own)
+        real.add(sent.own)
+    assert heard <= told and len(real) > 1
+    assert published is None or heard == real

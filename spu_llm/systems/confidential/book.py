@@ -38,7 +38,7 @@ import numpy as np
 
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import KEY_BYTES, Prg
-from spu_llm.offline.durable import replace_whole
+from spu_llm.offline.durable import create, replace_whole
 from spu_llm.systems.confidential.obfuscation import (
     Limits,
     Public,
@@ -204,8 +204,8 @@ def key_in(folder: Path) -> bytes:
             raise InputError(f"others can read {folder}, which is to hold secrets; chmod 700 it")
         path = folder / _KEY
         if not path.exists():  # with a key there is an account
-            replace_whole(folder / _SECRETS, b"[]")
-            replace_whole(path, os.urandom(KEY_BYTES))
+            create(folder / _SECRETS, b"[]")
+            create(path, os.urandom(KEY_BYTES))
         key = path.read_bytes()
     except OSError as exc:
         raise InputError(f"{folder} cannot be used for secrets: {exc.strerror}") from None

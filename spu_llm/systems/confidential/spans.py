@@ -17,6 +17,7 @@ from spu_llm.core.errors import InputError
 
 CONFIDENTIAL, REDACTED = "confidential", "redacted"
 _TAG = re.compile(rf"<(/?)({CONFIDENTIAL}|{REDACTED})>")
+_NEARLY = re.compile(rf"<\s*/?\s*(?:{CONFIDENTIAL}|{REDACTED})\b[^<>]*>", re.IGNORECASE)
 
 
 class Span(NamedTuple):
@@ -112,8 +113,12 @@ def secret_in(
 
 def parse(text: str) -> Marked:
     """Take the tags out of a text. InputError for tags that are unclosed, closed without being
-    open, or nested in their own kind or the wrong way round; and for an empty span.
+    open, or nested in their own kind or the wrong way round; for what is nearly a tag, which would
+    else go out with what it was to hide; and for an empty span.
     """
+    for near in _NEARLY.findall(text):
+        if not _TAG.fullmatch(near):
+            raise InputError(f"{near[:60]!a} is no tag; write it in small letters, without spaces")
     spans: dict[str, list[Span]] = {CONFIDENTIAL: [], REDACTED: []}
     parts: list[str] = []
     opened: list[tuple[str, int]] = []

@@ -242,6 +242,13 @@ def write_corpus(
         )
         with ledger_file.opened(out, run, references, spends_of(promised)) as file:
             write_statement(out, promised)
+            if 0 < file.done < wanted.texts:
+                # Other processors may compute other last bits, and so another corpus by the same
+                # noise.
+                raise InputError(
+                    f"{out} has {file.done} of {wanted.texts} texts, which AugPE releases at once; "
+                    "give another --out, which is charged anew"
+                )
             if file.done < wanted.texts:
                 prg = file.begin(wanted.texts)
                 made, _ = augpe.corpus(

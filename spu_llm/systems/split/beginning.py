@@ -22,7 +22,8 @@ def begin(
     settings: Settings, config: ModelConfig, params: Params, prg: Prg | None = None
 ) -> ClientSecrets:
     """Draw fresh secrets; `prg`: from the OS by default, for a study a stream of its own.
-    InputError for an epsilon that the mechanism cannot hold.
+    InputError for an epsilon that the mechanism cannot draw for. That it spends no more than that
+    is not checked: ARR, as published, may spend more (`spu-llm split spent`).
     """
     stream = prg or Prg.from_os()
     table, permutation = table_of(params, config), Permutation.identity(config.vocab_size)

@@ -26,6 +26,8 @@ NAME_BYTES = 8
 
 
 def history_path(key_file: Path) -> Path:
+    """Return the history of a key, which is one whatever links lead to the key."""
+    key_file = key_file.resolve()
     return key_file.with_name(key_file.name + ".history")
 
 

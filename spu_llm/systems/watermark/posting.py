@@ -158,6 +158,8 @@ def _parsed(url: str) -> Url:
         raise InputError(f"an endpoint is http://HOST:PORT/..., not {url!r}") from None
     if not parsed.host:
         raise InputError(f"an endpoint is http://HOST:PORT/..., not {url!r}")
+    if parsed.auth:
+        raise InputError("an endpoint's address, which is printed, holds no login; leave it out")
     return parsed
 
 

@@ -29,6 +29,7 @@ GREEN = 0.25  # of numbers
 _GRID = 2048  # points of (0, 1) at which a likelihood ratio is tabulated
 _REST = 2000  # draws of the other n-grams of a winner
 _REPEATS = 10_000  # winners that the published estimate draws
+_MOST_DRAWS = 1 << 25  # 268 MB of them, several times over
 
 
 def log_p(
@@ -95,6 +96,7 @@ def log_ratios(family: Family, m: int, k: int) -> np.ndarray:
     """
     if m < 2 or k < 1:
         raise InputError(f"a likelihood ratio needs 2 candidates of 1 token, or more: {m} of {k}")
+    _check_room(_REST * k)
     u = grid()
     if k == 1:
         return np.asarray(math.log(m) + (m - 1) * np.log(u))
@@ -117,6 +119,7 @@ def log_ratios_published(family: Family, m: int, k: int, seed: int = 0) -> np.nd
     kernels (Scott's bandwidth) on the first entry of the row with the largest sum, of m rows of k
     draws, and on draws of F.
     """
+    _check_room(_REPEATS * m * k)
     prg = Prg.from_seed(seed, "published ratio")
     u = np.maximum(prg.uniform((_REPEATS, m, k)), 2.0**-53)
     draws = family.draws(u)
@@ -125,6 +128,14 @@ def log_ratios_published(family: Family, m: int, k: int, seed: int = 0) -> np.nd
     f1, f0 = stats.gaussian_kde(winners), stats.gaussian_kde(draws[:, 0, 0])
     places = family.draws(grid())
     return np.asarray(f1.logpdf(places) - f0.logpdf(places))
+
+
+def _check_room(draws: int) -> None:
+    if draws > _MOST_DRAWS:
+        raise InputError(
+            f"a likelihood ratio of so many candidates and tokens takes {draws:,} draws, and "
+            f"{_MOST_DRAWS:,} at most are made; give fewer --candidates or a smaller --chunk"
+        )
 
 
 def ratio_tail(ratios: np.ndarray, total: float, count: int) -> float:

@@ -102,6 +102,8 @@ def fresh_nonce() -> bytes:
 
 
 def sessions_path(key_file: Path) -> Path:
+    """Return the sessions of a key, which are the same whatever links lead to the key."""
+    key_file = key_file.resolve()
     return key_file.with_name(key_file.name + ".sessions")
 
 

@@ -45,6 +45,10 @@ def test_a_redacted_span_is_confidential_by_itself() -> None:
         ("<redacted>a<confidential>b</confidential></redacted>", "opens inside <redacted>"),
         ("<confidential><confidential>b", "opens inside <confidential>"),
         ("a<redacted></redacted>", "is empty"),
+        ("<Redacted>a</Redacted> <redacted>b</redacted>", "'<Redacted>' is no tag"),
+        ("< redacted>a</redacted>", "'< redacted>' is no tag"),
+        ("<redacted id=1>a</redacted>", "'<redacted id=1>' is no tag"),
+        ("<confidential>a</confidential >", "'</confidential >' is no tag"),
     ],
 )
 def test_broken_tags_are_one_clear_line(text: str, words: str) -> None:

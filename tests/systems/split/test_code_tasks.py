@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from spu_llm.api import solving
 from spu_llm.core.errors import InputError
-from spu_llm.systems.split.code_tasks import CodeTask, read_completions, read_tasks
+from spu_llm.systems.split.code_tasks import CodeTask, _checks, read_completions, read_tasks
 
 CHECK = """
 METADATA = {'author': 'us'}
@@ -163,3 +164,29 @@ def test_files_that_are_no_completions(rows: list[Any], said: str, tmp_path: Pat
     with pytest.raises(InputError, match="of --completions") as error:
         read_completions(write(tmp_path / "c", *rows), tasks)
     assert said in str(error.value)
+
+
+def test_completions_are_one_run_s_and_half_a_line_goes(tmp_path: Path) -> None:
+    file = tmp_path / "completions.jsonl"
+    whole = '{"task_id": "a", "completion": "x"}'
+    file.write_text(f'{whole}\n{{"task_id": "a", "compl')
+    with solving._held(file) as held:
+        assert file.read_text() == f"{whole}\n"
+        with (
+            pytest.raises(InputError, match="is being written by another run"),
+            solving._held(file),
+        ):
+            pass
+        solving._append(held, file, "b", ["y", "z"])
+    assert file.read_text().count("\n") == 3
+    file.write_text(whole)  # by another program, without its last line's end
+    with solving._held(file) as held:
+        solving._append(held, file, "b", ["y"])
+    assert [json.loads(line)["task_id"] for line in file.read_text().splitlines()] == ["a", "b"]
+    with pytest.raises(InputError, match="cannot write .*Is a directory"), solving._held(tmp_path):
+        pass
+
+
+def test_a_test_too_deep_to_look_into_is_one_source() -> None:
+    deep = "def check(candidate):\n    assert " + " + ".join(["1"] * 5000) + " == 5000\n"
+    assert _checks(deep) == [deep]

@@ -8,13 +8,16 @@ import shutil
 import signal
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from models.split import Split
+from spu_llm.api import split as split_api
 from spu_llm.api.provider import Provider
 from spu_llm.api.split import SplitClient
 from spu_llm.api.tuning import TuneOptions, begun
@@ -385,3 +388,23 @@ def test_help_says_what_each_mode_tells(role: str, capsys: pytest.CaptureFixture
         "how many drafts stay",
     ):
         assert said in words
+
+
+@pytest.mark.parametrize("rounds", [0, 7])
+def test_no_text_goes_out_behind_the_public_front(rounds: int, model: Path, tmp_path: Path) -> None:
+    """Before the first round, and after rounds with a provider whose gradients were zero."""
+    provider = Provider.at("127.0.0.1:1", insecure=True)
+    client = SplitClient(provider, "noir", Split(1, 1), model, tmp_path / "secrets")
+    config, params = client.loaded()
+    text = tmp_path / "text.txt"
+    text.write_text("def read(path): return alpha beta " * 40)
+    asked = TuneOptions().settings(client, config, params, [text])
+    assert client.secrets is not None
+    drawn = begun(client.secrets, asked, config, params, lambda event: None)
+    still = replace(drawn, round=rounds)
+    assert split_api._untuned(still, config, params)
+    front = jax.tree.map(lambda leaf: leaf + np.float32(1e-3), drawn.front)
+    assert not split_api._untuned(replace(still, front=front, round=7), config, params)
+    if not rounds:
+        with pytest.raises(InputError, match="have the public model's front still"):
+            client.complete("def read(path):")

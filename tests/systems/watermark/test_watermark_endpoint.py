@@ -259,6 +259,9 @@ def test_a_key_that_no_header_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     for url in ("http://[::1/x", "http:///x", "ftp://a"):
         with pytest.raises(InputError, match="an endpoint is http"):
             HttpSampler(url, "m")
+    with pytest.raises(InputError, match="holds no login") as error:
+        HttpSampler("https://user:secret@host/v1/completions", "m")
+    assert "secret" not in str(error.value)
 
 
 # ---- a text that is cut short

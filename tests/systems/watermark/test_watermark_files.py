@@ -19,7 +19,7 @@ from scipy import stats
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.systems.watermark.cdfs import FAMILIES, Family
 from spu_llm.systems.watermark.endpoint import HttpSampler
-from spu_llm.systems.watermark.history import HistoryFile
+from spu_llm.systems.watermark.history import HistoryFile, history_path
 from spu_llm.systems.watermark.keys import (
     MAX_NGRAM,
     METHODS,
@@ -32,6 +32,7 @@ from spu_llm.systems.watermark.keys import (
 )
 from spu_llm.systems.watermark.race_marks import context_of
 from spu_llm.systems.watermark.sampler import CommandSampler, Drawn
+from spu_llm.systems.watermark.sessions import sessions_path
 from spu_llm.systems.watermark.units import WordUnits, common, grams
 from tests.systems.watermark.chains import key_of
 
@@ -279,3 +280,13 @@ def test_an_endpoint_as_sampler(endpoint: str, monkeypatch: pytest.MonkeyPatch) 
         HttpSampler("http://127.0.0.1:9/v1/completions", "m").sample("once", 1, 1)
     with pytest.raises(InputError, match="http://"):
         HttpSampler("file:///etc/passwd", "m")
+
+
+def test_a_link_to_a_key_has_the_history_of_the_key(tmp_path: Path) -> None:
+    key = tmp_path / "keys" / "key"
+    key.parent.mkdir()
+    key.touch()
+    link = tmp_path / "link"
+    link.symlink_to(key)
+    assert history_path(link) == history_path(key) == key.with_name("key.history")
+    assert sessions_path(link) == sessions_path(key) == key.with_name("key.sessions")
