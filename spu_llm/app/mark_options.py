@@ -119,7 +119,8 @@ def add_embed(parts: Any, run: Run) -> None:
         type=int,
         default=CANDIDATES,
         metavar="M",
-        help="for a chunk and key; 0: every token, of a model run here (default: %(default)s)",
+        help="for a chunk and key; 0: every token, of a model run here, each of which the history "
+        "names, 8 bytes a token of the vocabulary for each that is written (default: %(default)s)",
     )
     embed.add_argument(
         "--chunk",
