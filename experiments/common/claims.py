@@ -18,13 +18,15 @@ class Claim:
 
 CLAIMS = (
     Claim(
-        "The shipped private model, drafted, over lan: with everything from launch to end 19.3 "
-        "times less time than the same GPT-2 compiled whole by SPU, online 32.5 times",
+        "The shipped private model, drafted, over lan: with everything from launch to end but the "
+        "hint 26.0 times less time than the same GPT-2 compiled whole by SPU (30 asked: missed), "
+        "with it 23.7; online 38.3 times",
         "completions_lan",
         "completions#complete-generations-on-lan",
     ),
     Claim(
-        "Over loopback 19.5 times less with everything, the median of sixteen runs; the worst 17.0",
+        "Over loopback 19.5 times less with everything but the hint (20 asked: missed), with it "
+        "16.9; medians of sixteen runs beside eight of stock",
         "completions",
         "completions#cost-of-a-token-complete-generations",
     ),
