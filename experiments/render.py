@@ -197,6 +197,7 @@ TABLES: dict[str, Tables] = {
     "completions_wan": Tables(("completions_wan",), further_completions),
     "demo": single("demo", shipped.demo_in_results),
     "smollm2": Tables(("smollm2",), answers.in_results),
+    "smollm2_drafted": Tables(("smollm2_drafted",), answers.in_results),
     "fidelity": Tables(
         ("fidelity", "fidelity_shares", "fidelity_dealt"), fidelity.in_results, seconds=False
     ),
