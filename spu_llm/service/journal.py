@@ -193,7 +193,7 @@ class Bounded:
     """A log that no client can fill a disk with: it has `LINES` refusals of each in `LINES_S` s."""
 
     def __init__(self, take: Log, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds."""
+        """Bound what goes to `take`. clock: gives seconds."""
         self._take, self._clock = take, clock
         self._since = -LINES_S
         self._counts: Counter[Scalar] = Counter()  # refusals by fingerprint, "" in the clear

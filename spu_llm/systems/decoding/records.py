@@ -59,7 +59,7 @@ class Ahead(GenerationRequest):
     """The preprocessing of a completion to come. `steps`: how many of its steps to make correlated
     randomness for; `room_bytes`: for fewer if the files of a party would grow by more. `counts`:
     nothing is made, only what lacks is counted. `batches`: whatever there is, so many batches of
-    each kind are made beside the session that has the pool, and go to its inbox.
+    each kind are made while another session has the pool, and go to its inbox.
     """
 
     steps: int = field(kw_only=True)
