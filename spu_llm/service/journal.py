@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -31,7 +29,7 @@ from spu_llm.core.errors import (
 from spu_llm.net.identity import Certificate
 from spu_llm.net.manifest import CLIENT_PREFIX, Scalar
 from spu_llm.service.agreeing import SERVED_MODEL
-from spu_llm.service.listening import LINES, LINES_S
+from spu_llm.service.listening import LINES, LINES_S, Refusals
 
 LISTENING = "listening"
 BEGUN = "session_begun"
@@ -192,26 +190,18 @@ class AuditFile:
 class Bounded:
     """A log that no client can fill a disk with: it has `LINES` refusals of each in `LINES_S` s."""
 
-    def __init__(self, take: Log, clock: Callable[[], float] = time.monotonic) -> None:
-        """Bound what goes to `take`. clock: gives seconds."""
-        self._take, self._clock = take, clock
-        self._since = -LINES_S
-        self._counts: Counter[Scalar] = Counter()  # refusals by fingerprint, "" in the clear
+    def __init__(self, take: Log) -> None:
+        self._take, self._refusals = take, Refusals()
 
     def take(self, record: Record) -> None:
         """Take a record, unless it is one refusal too many; WantedError as of the log."""
         if record.event != REFUSED:
             self._take(record)
             return
-        now = self._clock()
-        if now - self._since >= LINES_S:
-            self._since = now
-            self._counts.clear()
-        client = record.fields.get("fingerprint", "")
-        self._counts[client] += 1
-        if self._counts[client] <= LINES:
+        number = self._refusals.count(record.fields.get("fingerprint"))  # None in the clear
+        if number <= LINES:
             self._take(record)
-        elif self._counts[client] == LINES + 1:
+        elif number == LINES + 1:
             words = f"more refusals of one client; for up to {LINES_S:g} s no line says so"
             self._take(replace(record, words=words if record.words else ""))
 

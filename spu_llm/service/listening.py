@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 
 from spu_llm.core.errors import PeerError, SpuLlmError
 from spu_llm.net.crowd import Crowd
@@ -86,20 +87,33 @@ class Callers:
                 self._threads.discard(threading.current_thread())
 
 
+class Refusals:
+    """Counts refusals by who is refused, anew every `LINES_S` seconds."""
+
+    def __init__(self) -> None:
+        self._since = -LINES_S
+        self._counts: Counter[Hashable] = Counter()
+
+    def count(self, who: Hashable = None) -> int:
+        """Count a refusal; return which one of `who` it is, from 1 on."""
+        now = time.monotonic()
+        if now - self._since >= LINES_S:
+            self._since = now
+            self._counts.clear()
+        self._counts[who] += 1
+        return self._counts[who]
+
+
 class Strangers:
     """A log of why strangers are refused, bounded so that they cannot fill a disk with it."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._since, self._said = -LINES_S, 0
+        self._say, self._refusals = say, Refusals()
 
     def refused(self, error: SpuLlmError) -> None:
         """Say why a stranger is refused, unless too many lines have said so."""
-        now = time.monotonic()
-        if now - self._since >= LINES_S:
-            self._since, self._said = now, 0
-        self._said += 1
-        if self._said < LINES:
+        number = self._refusals.count()
+        if number < LINES:
             self._say(f"session failed: {error}")
-        elif self._said == LINES:
+        elif number == LINES:
             self._say(f"more strangers are refused; for {LINES_S:g} s no line says so")

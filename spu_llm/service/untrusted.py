@@ -10,9 +10,9 @@ folder's size the parent looks.
 
 What is not prevented: a program can ask whether a path is there, how large it is and of when, where
 a symbolic link leads, its own process's id, user and groups, the machine's name and kernel, and how
-much memory it has; and one that is out to deceive can report a test as
-passed, since both run in one process. Where the parent is killed by SIGKILL, the program ends, but
-its folder is left in `tempfile.gettempdir()`.
+much memory it has; and one that is out to deceive can report a test as passed, since both run in
+one process. Where the parent is killed by SIGKILL, the program ends, but its folder is left in
+`tempfile.gettempdir()`.
 """
 
 from __future__ import annotations

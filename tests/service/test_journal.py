@@ -8,6 +8,7 @@ import stat
 import urllib.request
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from spu_llm.core.errors import (
     WorkerError,
 )
 from spu_llm.net.stream import listen
-from spu_llm.service import journal
+from spu_llm.service import journal, listening
 from spu_llm.service.journal import AuditFile, Bounded, Record, Session
 from spu_llm.service.listening import LINES, LINES_S
 from spu_llm.service.metrics import Metrics
@@ -165,9 +166,10 @@ def test_a_full_audit_file_hides_nothing_from_the_others(
     assert "spu-llm: reloaded" in capsys.readouterr().err
 
 
-def test_no_client_fills_a_disk_with_refusals() -> None:
+def test_no_client_fills_a_disk_with_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     now, kept = [0.0], list[Record]()
-    log = Bounded(kept.append, lambda: now[0])
+    monkeypatch.setattr(listening, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    log = Bounded(kept.append)
 
     def refused(client: str, times: int) -> None:
         for _ in range(times):
