@@ -274,6 +274,7 @@ class Layer:
     outside: Array | None = None  # how many sums left their range in `attend`
     unchecked: Unchecked | None = None  # what `inner` was given, where it is to be checked
     ends: tuple[int, ...] | None = None  # of each lane, the one row that goes on; None: all do
+    depth: int = 1  # blocks of the forward
 
     @property
     def lanes(self) -> int:
@@ -455,7 +456,7 @@ class Family:
 
         cached = zip(blocks, cache.keys, cache.values, strict=True)
         layers = [
-            Layer(i, block, config, rows, angles, prefix, keys, values)
+            Layer(i, block, config, rows, angles, prefix, keys, values, depth=len(blocks))
             for i, (block, keys, values) in enumerate(cached)
         ]
         for layer in layers[-1:]:

@@ -25,6 +25,7 @@ from models.cache import Rows, split_heads
 from models.config_fields import check_switches, fraction, positive_int
 from models.family import Family, Layer, Matrix, ModelConfig, embed_tokens, token_table
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score, of_site
+from protocols.arithmetic.known_factors import known_factors
 from protocols.functions.layers import times
 from protocols.functions.nonlinear import PIECES, activation_bits, silu
 from protocols.functions.rotary import rotate
@@ -227,18 +228,19 @@ def fold(params: LlamaParams, config: LlamaConfig) -> LlamaWeights:
 
 
 @functools.cache
-def turns(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cosines and sines (float32 [position, head_dim / 2]) by which a position turns
+def turns(config: LlamaConfig) -> np.ndarray:
+    """Return the cosines and sines (float32 [position, head_dim / 2, 2]) by which a position turns
     pairs. They are constants of the program, so parties whose tables differ notice it.
     """
     frequencies = config.rotary.frequencies(config.head_dim)
     angles = np.outer(np.arange(config.max_position_embeddings), frequencies)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
 
 
-def angles(config: LlamaConfig, rows: Rows) -> tuple[Array, ...]:
-    """Return cosines and sines [L n, head_dim / 2] of the rows' positions; see `Family`."""
-    return tuple(jnp.asarray(table)[rows.positions.reshape(-1)] for table in turns(config))
+def angles(config: LlamaConfig, rows: Rows) -> Array:
+    """Return cosines and sines [L n, head_dim / 2, 2] of the rows' positions; see `Family`."""
+    by_row = jnp.asarray(turns(config))[rows.positions.reshape(-1)]
+    return known_factors(by_row) if rows.hidden else by_row
 
 
 def attention(x: Array, layer: Layer) -> Array:
@@ -248,7 +250,10 @@ def attention(x: Array, layer: Layer) -> Array:
     # Queries and keys are turned in one go.
     turning, value = jnp.split(layer.linear("qkv", x), [(heads + few) * size], axis=-1)
     turned = rotate(
-        turning.reshape(x.shape[0], heads + few, size), *layer.angles, hidden=layer.rows.hidden
+        turning.reshape(x.shape[0], heads + few, size),
+        layer.angles,
+        hidden=layer.rows.hidden,
+        uses=layer.depth,
     ).reshape(turning.shape)
     query, key = jnp.split(turned, [heads * size], axis=-1)
     layer.write(split_heads(key, lanes, few), split_heads(value, lanes, few))

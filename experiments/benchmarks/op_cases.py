@@ -191,9 +191,9 @@ def _normed(x: Any) -> Any:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _EPSILON)
 
 
-def _turned(x: Any, cos: Any, sin: Any) -> Any:
+def _turned(x: Any, turns: Any) -> Any:
     a, b = jnp.split(x, 2, axis=-1)
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = turns[:, None, :, 0], turns[:, None, :, 1]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
@@ -277,11 +277,11 @@ def _rotation(name: str, owner: Owner, whose: str) -> OpCase:
 
     def inputs(rng: np.random.Generator, size: int) -> Sequence[Input]:
         angles = rng.uniform(-np.pi, np.pi, (size, _HEAD // 2))
-        turns = [Input(f(angles).astype(np.float32), owner) for f in (np.cos, np.sin)]
-        return [Input(fixed(rng, size, _HEADS, _HEAD)), *turns]
+        turns = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+        return [Input(fixed(rng, size, _HEADS, _HEAD)), Input(turns, owner)]
 
-    def ours(x: Any, cos: Any, sin: Any) -> Any:
-        return rotate(x, cos, sin, hidden=owner is not Owner.PUBLIC)
+    def ours(x: Any, turns: Any) -> Any:
+        return rotate(x, turns, hidden=owner is not Owner.PUBLIC)
 
     does = f"{_HEADS} heads of {_HEAD} turned by {whose} angles"
     return _of_row(name, does, ours, _turned, 4e-5, inputs)

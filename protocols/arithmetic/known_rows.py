@@ -27,8 +27,8 @@ units are taken, and when, follows from the numbers of queries, which are public
 
 Words are fixed-point: prepared products are off by some 2^10 of 2^36 (`offline.packed.products`).
 
-The masks are bound to one party's randomness: rows of another session are refused. A fork, for a
-dry run, keeps the count without masks and rows: it sends zeros and computes zeros.
+The masks are bound to one party's randomness (`lasting`): rows of another session are refused. A
+fork, for a dry run, keeps the count without masks and rows: it sends zeros and computes zeros.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from protocols.arithmetic.lasting import Masks
 from protocols.arithmetic.product import shared
 from protocols.bits.convert import known_words
 from spu_llm.core.correlation import Correlation, Form, Part
@@ -101,47 +102,6 @@ class _Unit:
     rows: np.ndarray
     product: np.ndarray
     opened: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
-
-
-@dataclass
-class _Half:
-    """One kind of product with the rows. `used`: queries so far, the last of which `unit` served.
-    `busy`: from when queries are counted until they are through.
-    """
-
-    used: int = 0
-    busy: bool = False
-    unit: _Unit | None = None
-
-
-class Masks(State):
-    """The state that products with the same rows share: queries so far, masks, and what is open."""
-
-    def __init__(self) -> None:
-        self._halves: dict[str, _Half] = {}
-        self._holder: bytes | None = None
-        self.dry = False  # a fork, without masks
-
-    def half(self, correlation: Correlation) -> _Half:
-        return self._halves.setdefault(correlation.name, _Half())
-
-    def used(self, correlation: Correlation) -> int:
-        return self._halves.get(correlation.name, _Half()).used
-
-    def bind(self, party: Party) -> None:
-        """Bind the masks to this party; raise ValueError when they are another party's, or of
-        another session.
-        """
-        holder = party.own.child("known rows").words((4,)).tobytes()
-        if self._holder not in (None, holder):
-            raise ValueError("rows of another session: their masks cannot be used here")
-        self._holder = holder
-
-    def fork(self) -> Masks:
-        dry = Masks()
-        dry.dry = True
-        dry._halves = {name: _Half(half.used) for name, half in self._halves.items()}
-        return dry
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,11 +225,7 @@ def turn(
     fit it, in one turn, and enter this party's share of the product into `out`. `tile`: N.
     """
     known = _with_masks(rows)
-    known.masks.bind(party)
-    half = known.masks.half(kind.of(known, tile))
-    if half.busy:
-        raise ValueError("an earlier product with these rows has failed, or is not at its end")
-    half.busy = True
+    half = known.masks.begin(party, kind.of(known, tile))
     if is_empty(x.shape, known):
         yield np.zeros(0, np.uint64), (0,)
     else:

@@ -83,13 +83,14 @@ SCORES = _held(np.concatenate([RNG.normal(0, 3, (3, 64)), np.zeros((1, 64))]))
 SCORES[0, 5] = 60.0  # one weight alone
 HEADS = _held(RNG.normal(0, 8, (6, 3, 10)))  # [row, head, d]
 ANGLES = np.outer(np.array([0, 1, 2, 3, 100, 5000]), 10.0 ** -np.arange(5))  # of rows, by pair
+TURNS = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=-1).astype(np.float32)
 ROUNDED = UNIT + 2.0**-18.5 * float(np.max(np.hypot(HEADS[..., :5], HEADS[..., 5:])))
 
 
 @dataclass(frozen=True)
 class Function:
-    """`ours` of `x`, what it should be, and what it takes on shares: `messages` of both parties,
-    at most `error` beside a unit and `relative` times the value.
+    """`ours` of `x`, and of `own` of the client's, what it should be, and what it takes on shares:
+    `messages` of both parties, at most `error` beside a unit and `relative` times the value.
     """
 
     ours: Callable[..., Any]
@@ -98,6 +99,7 @@ class Function:
     messages: int
     error: float = 4 * UNIT
     relative: float = 0.0
+    own: tuple[np.ndarray, ...] = ()
 
 
 def _normed(x: np.ndarray) -> np.ndarray:
@@ -115,9 +117,9 @@ def _rotated(x: np.ndarray) -> np.ndarray:
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def _rotate(x: Any, hidden: bool) -> Any:
-    cos, sin = (f(ANGLES).astype(np.float32) for f in (np.cos, np.sin))
-    return rotate(x, jnp.asarray(cos), jnp.asarray(sin), hidden=hidden)
+def _rotate(x: Any, *own: Any) -> Any:
+    """Rotate by turns that are public, or the client's own."""
+    return rotate(x, *(own or (jnp.asarray(TURNS),)), hidden=bool(own))
 
 
 def _allowed(function: Quadratics) -> float:
@@ -169,20 +171,18 @@ FUNCTIONS = {
         error=11 * UNIT,
         relative=2.0**-13,
     ),
-    "rotate": Function(
-        lambda x: _rotate(x, hidden=False), _rotated, HEADS, messages=2, error=ROUNDED
-    ),
-    "rotate, hidden": Function(
-        lambda x: _rotate(x, hidden=True), _rotated, HEADS, messages=4, error=ROUNDED
-    ),
+    "rotate": Function(_rotate, _rotated, HEADS, messages=2, error=ROUNDED),
+    "rotate, hidden": Function(_rotate, _rotated, HEADS, messages=4, error=ROUNDED, own=(TURNS,)),
 }
 
 
-def _opened(fn: Callable[..., Any]) -> SecureFunction:
-    """Return fn of shared x, of which each party brings a half."""
+def _opened(fn: Callable[..., Any], own: int = 0) -> SecureFunction:
+    """Return fn of shared x, of which each party brings a half, and of `own` arrays of the
+    client's.
+    """
     return SecureFunction(
-        lambda a, b: reveal(fn(a + b), to=Owner.CLIENT, label="y"),
-        (Owner.CLIENT, Owner.PROVIDER),
+        lambda a, b, *own: reveal(fn(a + b, *own), to=Owner.CLIENT, label="y"),
+        (Owner.CLIENT, Owner.PROVIDER, *[Owner.CLIENT] * own),
         "nonlinear",
     )
 
@@ -191,14 +191,17 @@ def _halves(session: PartySession, x: np.ndarray) -> list[Any]:
     return [session.private(r, lambda: x / 2, x.shape, np.float32) for r in (CLIENT, PROVIDER)]
 
 
-def _secure(simulation: Simulation, fn: Callable[..., Any], x: np.ndarray) -> tuple[Any, Any]:
-    """Return fn(x) between two parties on shared x; the result, and the meter's entries of all that
-    sent something, but for what opened the result or was made for the pool.
+def _secure(
+    simulation: Simulation, fn: Callable[..., Any], x: np.ndarray, *own: np.ndarray
+) -> tuple[Any, Any]:
+    """Return fn(x, *own) between two parties on shared x; the result, and the meter's entries of
+    all that sent something, but for what opened the result or was made for the pool.
     """
-    function = _opened(fn)
+    function = _opened(fn, len(own))
 
     def program(session: PartySession) -> Any:
         halves = _halves(session, x)
+        halves += [session.private(CLIENT, np.array, y.shape, y.dtype, y) for y in own]
         session.prepare(function, *halves)
         mark = len(session.meter.entries)
         out = session.call(function, *halves)
@@ -216,7 +219,7 @@ def _secure(simulation: Simulation, fn: Callable[..., Any], x: np.ndarray) -> tu
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_two_parties_stay_within_error_and_messages(simulation: Simulation, name: str) -> None:
     f = FUNCTIONS[name]
-    actual, entries = _secure(simulation, f.ours, f.x)
+    actual, entries = _secure(simulation, f.ours, f.x, *f.own)
     assert all(e.kind == "op" for e in entries)  # no SPU segment
     assert sum(e.traffic.messages for e in entries) == f.messages
     exact = f.exact(f.x.astype(np.float64))
@@ -229,9 +232,9 @@ def test_plaintext_is_exact_also_under_jit_and_grad(name: str) -> None:
     f = FUNCTIONS[name]
     exact = f.exact(f.x.astype(np.float64))
     allowed = {"rtol": 1e-4, "atol": 1e-6}  # sums of float32 in another order
-    np.testing.assert_allclose(f.ours(f.x), exact, **allowed)
-    np.testing.assert_allclose(jax.jit(f.ours)(f.x), exact, **allowed)
-    slope = jax.grad(lambda x: f.ours(x).sum())(f.x[:1] if f.x.ndim > 1 else f.x[:8])
+    np.testing.assert_allclose(f.ours(f.x, *f.own), exact, **allowed)
+    np.testing.assert_allclose(jax.jit(f.ours)(f.x, *f.own), exact, **allowed)
+    slope = jax.grad(lambda x: f.ours(x, *f.own).sum())(f.x[:1] if f.x.ndim > 1 else f.x[:8])
     assert np.all(np.isfinite(slope))
 
 
@@ -246,12 +249,12 @@ def test_activations_differentiate_as_their_references() -> None:
 @pytest.mark.parametrize("owner", [Owner.PUBLIC, Owner.CLIENT])
 def test_positions_turn_heads_without_a_segment(simulation: Simulation, owner: Owner) -> None:
     """Looked up in a table by public positions, or by the client's own, which it alone knows."""
-    tables = [f(np.outer(np.arange(9), [1.0, 0.1])).astype(np.float32) for f in (np.cos, np.sin)]
+    angles = np.outer(np.arange(9), [1.0, 0.1])
+    table = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
     at, x = np.array([8, 0, 3], np.int32), _held(RNG.normal(size=(3, 2, 4)))
 
     def turned(x: Any, zero: Any, at: Any) -> Any:
-        cos, sin = (jnp.asarray(table)[at] for table in tables)
-        outcomes = rotate(x + zero, cos, sin, hidden=owner is Owner.CLIENT)
+        outcomes = rotate(x + zero, jnp.asarray(table)[at], hidden=owner is Owner.CLIENT)
         return reveal(outcomes, to=Owner.CLIENT, label="y")
 
     function = SecureFunction(turned, (Owner.CLIENT, Owner.PROVIDER, owner), "turned")
@@ -267,9 +270,7 @@ def test_positions_turn_heads_without_a_segment(simulation: Simulation, owner: O
         return session.get(session.call(function, own, zero, where))
 
     outcomes, _ = simulation.run(program)
-    np.testing.assert_allclose(
-        outcomes, rotate(x, tables[0][at], tables[1][at], hidden=True), atol=8 * UNIT
-    )
+    np.testing.assert_allclose(outcomes, rotate(x, table[at], hidden=True), atol=8 * UNIT)
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["public", "hidden"])
@@ -278,7 +279,7 @@ def test_heads_are_turned_up_to_the_largest_values(simulation: Simulation, hidde
     largest = 2.0**25
     pairs = (largest - 4) * np.exp(2j * np.pi * np.arange(90) / 90).reshape(6, 3, 5)
     x = np.concatenate([pairs.real, pairs.imag], axis=-1).astype(np.float32)
-    actual, _ = _secure(simulation, lambda x: _rotate(x, hidden), x)
+    actual, _ = _secure(simulation, _rotate, x, *[TURNS] * hidden)
     # A float32 of this size is off by one, and its cosines and sines by 2^-25.
     allowed = UNIT + largest * (2.0**-18.5 + 2.0**-24.5) + 1
     np.testing.assert_allclose(actual, _rotated(x.astype(np.float64)), rtol=0, atol=allowed)

@@ -15,6 +15,7 @@ import protocols
 from protocols.arithmetic.cached import append, lengthen, times_columns, times_rows
 from protocols.arithmetic.field_product import field_multiply, field_scale_rows, field_square
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
+from protocols.arithmetic.known_factors import known_factors, times_factors
 from protocols.arithmetic.known_rows import known_rows
 from protocols.arithmetic.narrow import in_units, narrow, units, widen
 from protocols.arithmetic.product import (
@@ -199,6 +200,18 @@ def _of_several(op: ProtocolOp, width: int) -> Case:
     )
 
 
+def _of_known_factors() -> Case:
+    """Units of two products: the third begins another one of each row. Rows of 2 x 2."""
+
+    def product(width: int, seed: int) -> Call:
+        x = Given(_fixed((2, 2, width), 2.0, seed), "arith")
+        return Call(times_factors, (x, Made(0)), {"uses": 2}, error=1)
+
+    made = Call(known_factors, (FACTORS,))
+    return Case("the client's factors", (made, product(3, 1), product(3, 2), product(3, 3)))
+
+
+FACTORS = Given(_fixed((2, 2, 2), 2.0, 7), "client")
 CACHE = _random((HEADS, 3, DEPTH), -(2**63), 2**63 - 1, 7)
 
 # ---- the cases
@@ -500,6 +513,20 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
     known_rows: (
         _one("integers", known_rows, (CACHE, "provider")),
         Case("fixed point", (Call(known_rows, (KNOWN,)),)),
+    ),
+    known_factors: (
+        _one("integers", known_factors, (_random((2, 3), -(2**63), 2**63 - 1), "client")),
+        Case("fixed point", (Call(known_factors, (FACTORS,)),)),
+    ),
+    times_factors: (
+        _one(
+            "integers",
+            times_factors,
+            (_random((2, 3), -(2**63), 2**63 - 1), "arith"),
+            (_random((2, 2), -(2**63), 2**63 - 1, 1), "client"),
+            uses=1,
+        ),
+        _of_known_factors(),
     ),
     select: (
         _one(

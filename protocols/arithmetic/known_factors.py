@@ -1,0 +1,245 @@
+"""Products of shared numbers with factors that the client knows, which serve many products.
+
+x = x_0 + x_1 [row, m] is shared, y [row, n] is the client's, and so is x_0: of all products
+x y = x_0 y + x_1 y of a row's entries only the second term needs the other party. y stays the same
+from product to product, so it is opened once, and one unit, which is one row's, serves `uses`
+products, of m columns of it each:
+
+    known factors    a [n] the client's, b [uses m] the provider's; result a b [n, uses m]
+
+known_factors   Factors of the client's with what products with them keep from call to call. Nothing
+                is sent.
+times_factors   All products of the entries of x and y, row by row.
+                  1. For fresh units the client sends e = y - a, which the provider keeps. The
+                     provider sends f = x_1 - b, with the next m columns of b. Nothing that depends
+                     on x_0 is sent.
+                  2. x_1 y = f y + e b + a b: the client has the first term, as it has x_0 y, the
+                     provider the second one, and the third is shared.
+
+Rotary positions are such factors, the same in every block of a model. A unit made for all of them
+holds `uses` m columns in one ciphertext, where one made for a block would be almost all padding.
+
+Security. The provider sees e, under an `a` that is uniform, the client's alone, and hides one
+content, y; a later unit hides it again under an `a` of its own, so the copies are uniform given
+each other. The client sees f, under columns of b that are uniform, the provider's alone, and used
+for one product: products are counted, and the count only moves forward. Every entry of a result
+takes one entry of a b that is used once, so its shares are as fresh as the prepared ones. Which
+units are taken, and when, follows from the numbers of products and of rows, which are public.
+
+Prepared products are off by some 2^10 of 2^36 (`offline.packed.products`): words are fixed-point,
+and truncated afterwards.
+
+The masks are bound to one party's randomness (`lasting`): factors of another session are refused. A
+fork, for a dry run, keeps the count without masks and factors: it sends zeros and computes zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from protocols.arithmetic.lasting import Masks
+from protocols.arithmetic.product import correct_product, meaning, rescaled, rescaled_cost, shared
+from protocols.bits.convert import arith_cost, as_arith, known_words
+from spu_llm.core.correlation import Correlation, Form, Part
+from spu_llm.core.op import Cost, View, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.simulated import Correct, uniform_messages
+from spu_llm.core.values import CLIENT, Arith, Owner, Private, State, Stateful, Value, frac_bits_of
+from spu_llm.offline.packed.ring import N as SLOTS
+
+_CHUNK = 32  # units made at once: one row of rotary positions has some tens
+
+
+@functools.cache
+def factor_products(n: int, columns: int) -> Correlation:
+    return Correlation(
+        name=f"known factors {n} {columns}",
+        masks=(
+            Part((n,), Owner.CLIENT, Form.PRIVATE),
+            Part((columns,), Owner.PROVIDER, Form.PRIVATE),
+        ),
+        results=(shared(n, columns),),
+        secure=lambda a, b: [a[:, :, None] * b[:, None, :]],
+        matrices=lambda a, b: (a[:, :, None], b[:, None, :]),
+        chunk=_CHUNK,
+    )
+
+
+# ---- the value
+
+
+@dataclass
+class _Unit:
+    """The words of a product's units at one party. `factors` [row, n]: the client's a; the
+    provider's e, which is what is open. `columns` [row, uses m]: the provider's b.
+    """
+
+    factors: np.ndarray
+    columns: np.ndarray
+    product: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class KnownFactors(Private, Stateful):
+    """The client's factors [..., n], and the masks of products with them."""
+
+    masks: Masks = field(default_factory=Masks, repr=False)
+
+    @property
+    def state(self) -> Masks:
+        return self.masks
+
+    def fork(self, state: State) -> KnownFactors:
+        assert isinstance(state, Masks)
+        value = None if self.value is None else np.zeros(self.shape, self.dtype)
+        return KnownFactors(self.owner, self.shape, self.dtype, value, state)
+
+    def plain(self) -> Private:
+        return Private(self.owner, self.shape, self.dtype, self.value)
+
+
+def _with_masks(factors: Value) -> KnownFactors:
+    """Return the factors as `KnownFactors`; raise ValueError unless they are private to the
+    client.
+    """
+    if isinstance(factors, KnownFactors):
+        return factors
+    if not isinstance(factors, Private) or factors.owner != CLIENT:
+        raise ValueError("only factors that are private to the client are known ones")
+    return KnownFactors(factors.owner, factors.shape, factors.dtype, factors.value)
+
+
+known_factors = protocol_op(
+    "known_factors",
+    reference=lambda factors: factors,
+    two_party=lambda party, factors: _with_masks(factors),
+    cost=lambda factors: Cost(),
+    owners=lambda factors: [Owner.CLIENT],
+    simulate=lambda *views, **static: View([], []),
+    non_interactive=True,
+    of_forward=True,
+)
+"""The client's `factors` [..., n], unchanged, which stay open for many products."""
+
+
+# ---- products
+
+
+def _sizes(x: Value, y: Value, uses: int) -> tuple[int, int, int, int]:
+    """Return rows, n and m, and how many products a unit serves: `uses`, or fewer where so many
+    columns do not fit half of a ciphertext. ValueError for shapes that do not fit.
+    """
+    if not x.shape or not y.shape or x.shape[:-1] != y.shape[:-1]:
+        raise ValueError(f"factors {y.shape} do not fit rows {x.shape}")
+    if uses < 1:
+        raise ValueError(f"factors serve one product or more, not {uses}")
+    m = x.shape[-1]
+    least = -(-uses * m // (SLOTS // 2))  # units for `uses` products
+    return math.prod(x.shape[:-1]), y.shape[-1], m, -(-uses // max(1, least))
+
+
+def _is_empty(x: Value, y: Value) -> bool:
+    return not math.prod((*x.shape, y.shape[-1]))
+
+
+def _times_factors(
+    party: Party, x: Value, y: Value, *, uses: int, shift: int | None = None
+) -> Arith:
+    rows, n, m, served = _sizes(x, y, uses)
+    known, share = _with_masks(y), as_arith(party, x)
+    words = np.zeros((rows, n, m), np.uint64)
+    if not _is_empty(x, y):
+        correlation = factor_products(n, served * m)
+        half = known.masks.begin(party, correlation)
+        at = half.used % served
+        if not at:
+            # The last unit's masks are used up: nothing of it is needed any more.
+            taken = party.take(correlation, rows)
+            half.unit = _Unit(*taken.masks, *taken.results)
+        mine = share.words.reshape(rows, m)
+        if known.masks.dry:
+            _exchange(party, mine, n, fresh=not at)
+        else:
+            words += _multiply(party, mine, known, half.unit, at)
+        half.used += 1
+        half.busy = False
+    shape = (*x.shape[:-1], n, m)
+    return rescaled(party, words.reshape(shape), share, shift)
+
+
+def _multiply(party: Party, x: np.ndarray, known: KnownFactors, unit: _Unit, at: int) -> np.ndarray:
+    """Return this party's share [row, n, m] of x y, by part number `at` of the units."""
+    rows, m = x.shape
+    columns = slice(at * m, (at + 1) * m)
+    product = unit.product[:, :, columns]
+    if party.rank == CLIENT:
+        y = known_words(party, known, frac_bits_of(known.dtype, party.frac_bits))
+        y = y.reshape(rows, -1)
+        # 1.
+        if not at:
+            party.send(y - unit.factors)
+        f = party.recv(x.shape)
+        # 2.
+        return y[:, :, None] * (x + f)[:, None, :] + product
+    b = unit.columns[:, columns]
+    # 1.
+    party.send(x - b)
+    if not at:
+        unit.factors = party.recv((rows, known.shape[-1]))
+    # 2.
+    return unit.factors[:, :, None] * b[:, None, :] + product
+
+
+def _exchange(party: Party, x: np.ndarray, n: int, *, fresh: bool) -> None:
+    """Send zeros in place of what a product sends, and forget what comes."""
+    e, f = (len(x), n), x.shape
+    if party.rank == CLIENT:
+        if fresh:
+            party.send(np.zeros(e, np.uint64))
+        party.recv(f)
+        return
+    party.send(np.zeros(f, np.uint64))
+    if fresh:
+        party.recv(e)
+
+
+def _cost(x: Value, y: Value, *, uses: int, shift: int | None = None) -> Cost:
+    """Return the cost of the next call, which depends on what is open now."""
+    rows, n, m, served = _sizes(x, y, uses)
+    total = arith_cost(x) + rescaled_cost(x, (rows, n, m), shift)
+    if _is_empty(x, y):
+        return total
+    used = y.masks.used(factor_products(n, served * m)) if isinstance(y, KnownFactors) else 0
+    fresh = not used % served
+    return total + Cost(1 + fresh, 1, 8 * rows * n * fresh, 8 * rows * m)
+
+
+def _correct(x: Value, y: Value, *, uses: int, shift: int | None = None) -> Correct:
+    """Return the function that brings a simulated result of a first call to the wanted one."""
+    rows, n, m, _ = _sizes(x, y, uses)
+
+    def enter(drawn: Sequence[np.ndarray], difference: np.ndarray) -> None:
+        drawn[-1][:, :, :m] += difference.reshape(rows, n, m)
+
+    return correct_product(x, shift, enter)
+
+
+def _reference(x: Any, y: Any, *, uses: int, shift: int | None = None) -> Any:
+    return meaning(x[..., None, :] * y[..., :, None], shift)
+
+
+times_factors = protocol_op(
+    "times_factors",
+    reference=_reference,
+    two_party=_times_factors,
+    cost=_cost,
+    simulate=uniform_messages(_times_factors, _correct),
+)
+"""x [..., m] times factors y [..., n] that are private to the client: [..., n, m], with y of any
+number of calls, of which a unit serves `uses`. `shift` as in `product`. m is 8,192 at most."""

@@ -1,0 +1,401 @@
+"""Products with factors that the client knows: opened once, and each mask hides one thing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols.arithmetic.known_factors import (
+    KnownFactors,
+    factor_products,
+    known_factors,
+    times_factors,
+)
+from protocols.bits.convert import as_arith, known_words
+from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.correlation import Correlation
+from spu_llm.core.errors import PeerError
+from spu_llm.core.op import Cost, View, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.prg import Prg
+from spu_llm.core.reveal import reveal
+from spu_llm.core.simulated import SimulatedParty, uniform_messages
+from spu_llm.core.values import (
+    CLIENT,
+    PROVIDER,
+    Arith,
+    Owner,
+    Private,
+    Value,
+    as_words,
+    fork,
+    owner_of,
+)
+from spu_llm.offline.packed.products import owners
+from spu_llm.offline.packed.ring import N as SLOTS
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
+from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
+from spu_llm.testing.run import Outcome
+from tests.protocols.composed import ComposedContract
+
+ROWS, FACTORS = 2, 2
+X = np.array([[3, -1, 7], [2**62, 0, 5]])  # [row, m]
+Y = np.array([[2, -5], [-(2**63), 2**40 - 1]])  # [row, n]
+FORMS = ("arith", "client")
+
+
+class TestKnownFactors(OpContract):
+    op = known_factors
+    masks = False
+    elementwise = False
+    cases = [Case((Y,), ("client",))]
+
+
+class TestTimesFactors(OpContract):
+    op = times_factors
+    fresh = True
+    elementwise = False
+    cases = [
+        Case((X[:, :1], Y[:, :1]), ("arith", "client"), {"uses": 1}),
+        Case((X[:, :1], Y[:, :1]), ("degenerate", "client"), {"uses": 2}),
+    ]
+
+
+class TestSeveralFactors(ComposedContract):
+    op = times_factors
+    fresh = True
+    elementwise = False
+    cases = [
+        Case((X, Y), FORMS, {"uses": 3}),
+        Case((X % 8 * 8, Y % 8), ("provider", "client"), {"uses": 1, "shift": 3}),
+    ]
+
+
+# ---- sequences of calls
+
+
+def plain_of(widths: Sequence[int]) -> list[np.ndarray]:
+    rng = np.random.default_rng(len(widths))
+    return [rng.integers(-(2**63), 2**63 - 1, (ROWS, m)) for m in widths]
+
+
+def run(widths: Sequence[int], uses: int, zero: bool = False) -> tuple[Outcome, list[Cost]]:
+    """Return both parties' products of x of these widths, and what each has said that they cost.
+    `zero`: all is zero.
+    """
+    costs = [Cost(), Cost()]
+
+    def share(rank: int, i: int, plain: np.ndarray) -> Arith:
+        mask = np.random.default_rng([1, i]).integers(0, 2**64, plain.shape, np.uint64)
+        words = mask if rank == CLIENT else as_words(plain) - mask
+        return Arith(np.zeros_like(words) if zero else words, plain.dtype, 0)
+
+    def two_party(party: Party, factors: Value) -> list[Value]:
+        (known,) = known_factors.run(party, [factors], {})
+        made: list[Value] = []
+        for i, plain in enumerate(plain_of(widths)):
+            x = share(party.rank, i, plain)
+            costs[party.rank] += times_factors.cost(x, known, uses=uses)
+            made += times_factors.run(party, [x, known], {"uses": uses})
+        return made
+
+    op = protocol_op(
+        "products",
+        reference=lambda x: x,
+        two_party=two_party,
+        owners=lambda x: [Owner.JOINT],
+        cost=lambda x: Cost(),
+        simulate=lambda *_: View([], []),
+    )
+    return run_op(op, Case((np.zeros_like(Y) if zero else Y,), ("client",))), costs
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(1, 5))
+def test_any_sequence_of_calls(widths: list[int], uses: int) -> None:
+    """Results as numpy's, prices exact, no mask used twice; nothing but e comes to the provider,
+    and that once for each unit.
+    """
+    outcome, costs = run(widths, uses)
+    for x, pair in zip(plain_of(widths), zip(*outcome.outputs, strict=True), strict=True):
+        with np.errstate(over="ignore"):
+            wanted = x[:, None, :] * Y[:, :, None]
+        np.testing.assert_array_equal(reconstruct_words(list(pair)).view(np.int64), wanted)
+    client, provider = outcome.traffic
+    assert costs[CLIENT] == costs[PROVIDER]
+    assert client.sent_messages + provider.sent_messages == costs[CLIENT].messages
+    assert provider.sent_bytes == costs[CLIENT].provider_to_client == 8 * ROWS * sum(widths)
+    units = sum(-(-widths.count(m) // uses) for m in set(widths) - {0})
+    assert client.sent_bytes == costs[CLIENT].client_to_provider == 8 * Y.size * units
+    for rank in (CLIENT, PROVIDER):
+        assert repeated(widths, uses, rank) == 0
+
+
+def repeated(widths: Sequence[int], uses: int, rank: int) -> int:
+    """Return how many words a party sends twice when all it has to hide are zeros: then what it
+    sends is its masks.
+    """
+    outcome, _ = run(widths, uses, zero=True)
+    sent = [data.view(np.uint64) for data in outcome.views[rank].outgoing]
+    words = np.concatenate([np.zeros(0, np.uint64), *sent])
+    return words.size - len(set(words.tolist()))
+
+
+def test_a_unit_fits_half_a_ciphertext() -> None:
+    """So many columns that they do not: units serve fewer products, about equally many each."""
+    m = SLOTS // 2 // 4
+    x = Arith(np.zeros((1, m), np.uint64), np.dtype(np.int64), 0)
+    party = _party()
+    (known,) = known_factors.run(party, [_own(Y[:1])], {})
+    sent = []
+    for _ in range(7):
+        times_factors.run(party, [x, known], {"uses": 6})
+        sent.append(len(party.outgoing))
+    assert sent == [1, 1, 1, 2, 2, 2, 3]
+    assert all(words.shape[-1] <= SLOTS // 2 for words in party.drawn[1::3])
+
+
+# ---- broken twins
+
+
+def _three_products(party: Party, x: Value, y: Value, goes_back: bool = False) -> Arith:
+    """Make three products of one unit. `goes_back`, which is broken: the third one goes by the
+    columns of the second.
+    """
+    (known,) = known_factors.run(party, [y], {})
+    assert isinstance(known, KnownFactors)
+    for _ in range(2):
+        times_factors.run(party, [x, known], {"uses": 4})
+    if goes_back:
+        known.masks.half(factor_products(y.shape[1], 4 * x.shape[1])).used = 1
+    return times_factors.run(party, [x, known], {"uses": 4})[0]  # type: ignore[return-value]
+
+
+def _correct_third(*inputs: Value) -> Any:
+    def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
+        party.drawn[2][:, :, 2:3] += wanted.words - made.words
+
+    return correct
+
+
+three_products = protocol_op(
+    "three products",
+    reference=functools.partial(times_factors.reference, uses=4),
+    two_party=_three_products,
+    owners=lambda *owners: [Owner.JOINT],
+    cost=lambda x, y: Cost(4, 2, 8 * x.shape[0], 24 * x.shape[0]),
+    simulate=uniform_messages(_three_products, _correct_third),
+)
+
+
+class TestThreeProducts(ComposedContract):
+    op = three_products
+    fresh = True
+    elementwise = False
+    cases = [Case((X[:, :1], Y[:, :1]), FORMS)]
+
+
+def test_columns_of_two_products_are_noticed() -> None:
+    contract = TestThreeProducts()
+    contract.op = dataclasses.replace(
+        contract.op, two_party=functools.partial(_three_products, goes_back=True)
+    )
+    contract.test_result_is_the_reference()
+    with pytest.raises(AssertionError, match="rank 1: .*(bits sent|bits are sent)"):
+        contract.test_messages_are_masked()
+
+
+def _opens_both_ways(party: Party, x: Value, y: Value, **static: Any) -> Arith:
+    """Broken: the client sends its share of x, for which it has no mask, as well."""
+    (result,) = times_factors.run(party, [x, y], static)
+    if party.rank == CLIENT:
+        party.send(as_arith(party, x).words)
+    else:
+        party.recv(x.shape)
+    assert isinstance(result, Arith)
+    return result
+
+
+def _shows_its_factors(party: Party, x: Value, y: Value, **static: Any) -> Arith:
+    """Broken: the client sends e and then, after its mask, y."""
+    (result,) = times_factors.run(party, [x, y], static)
+    if party.rank == CLIENT:
+        assert isinstance(y, Private)
+        party.send(known_words(party, y))
+    else:
+        party.recv(y.shape)
+    assert isinstance(result, Arith)
+    return result
+
+
+@pytest.mark.parametrize("twin", [_opens_both_ways, _shows_its_factors])
+def test_what_the_client_shows_is_noticed(twin: Any) -> None:
+    contract = TestTimesFactors()
+    contract.op = dataclasses.replace(times_factors, two_party=twin)
+    contract.test_result_is_the_reference()
+    with pytest.raises(AssertionError, match="rank 0: .*(bits sent|bits are sent)"):
+        contract.test_messages_are_masked()
+
+
+# ---- the value
+
+FOUR = {"uses": 4}
+
+
+def _party(rank: int = CLIENT, seed: int = 0) -> SimulatedParty:
+    return SimulatedParty(rank, Prg.from_seed(seed, "test"), Prg.from_seed(0, "common"))
+
+
+def _own(y: np.ndarray, rank: int = CLIENT) -> Private:
+    return Private(CLIENT, y.shape, y.dtype, y if rank == CLIENT else None)
+
+
+def _share() -> Arith:
+    return Arith(as_words(X), X.dtype, 0)
+
+
+def _used(party: Party) -> KnownFactors:
+    """Factors that are open."""
+    (known,) = known_factors.run(party, [_own(Y, party.rank)], {})
+    times_factors.run(party, [_share(), known], FOUR)
+    assert isinstance(known, KnownFactors)
+    return known
+
+
+def test_factors_are_opened_once() -> None:
+    """Then a product costs the words of x, one way."""
+    known = _used(_party())
+    assert times_factors.cost(_share(), known, **FOUR) == Cost(1, 1, 0, 8 * X.size)
+    assert times_factors.cost(_share(), known.plain(), **FOUR) == Cost(2, 1, 8 * Y.size, 8 * X.size)
+
+
+@pytest.mark.parametrize("op", [known_factors, times_factors])
+@pytest.mark.parametrize("form", ["provider", "arith", "public"])
+def test_only_factors_of_the_client_are_known(op: Any, form: str) -> None:
+    case = Case((Y,), (form,)) if op is known_factors else Case((X, Y), ("arith", form), FOUR)
+    with pytest.raises(ValueError, match="private to the client"):
+        run_op(op, case)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit rows"):
+        run_op(times_factors, Case((X, Y[:1]), FORMS, FOUR))
+    with pytest.raises(ValueError, match="one product or more, not 0"):
+        run_op(times_factors, Case((X, Y), FORMS, {"uses": 0}))
+
+
+def test_factors_of_another_session_are_refused() -> None:
+    known = _used(_party())
+    with pytest.raises(ValueError, match="another session"):
+        times_factors.run(_party(seed=1), [_share(), known], FOUR)
+
+
+@pytest.mark.parametrize("rank", [CLIENT, PROVIDER])
+def test_after_a_failure_nothing_goes_on(rank: int) -> None:
+    """A mask may be used up."""
+    party = _party(rank)
+    known = _used(party)
+
+    def fail(*_: Any) -> Any:
+        raise PeerError("gone")
+
+    party.send = party.recv = fail  # type: ignore[assignment, method-assign]
+    with pytest.raises(PeerError):
+        times_factors.run(party, [_share(), known], FOUR)
+    with pytest.raises(ValueError, match="has failed"):
+        times_factors.run(party, [_share(), known], FOUR)
+
+
+@pytest.mark.parametrize("rank", [CLIENT, PROVIDER])
+def test_a_fork_has_no_words_and_sends_none(rank: int) -> None:
+    """A dry run on a fork leaves the factors as they were, and gives nothing away, when it comes to
+    fresh units, too.
+    """
+    party = _party(rank)
+    known = _used(party)
+    dry, again = fork([known, known])
+    assert dry.state is again.state is not known.state
+    assert dry.value is None if rank == PROVIDER else not dry.value.any() and known.value.any()
+    price = times_factors.cost(_share(), known, **FOUR)
+    for _ in range(6):
+        before, said = times_factors.cost(_share(), dry, **FOUR), len(party.outgoing)
+        (result,) = times_factors.run(party, [_share(), dry], FOUR)
+        assert isinstance(result, Arith) and not result.words.any()
+        sent = party.outgoing[said:]
+        assert not any(words.any() for words in sent)
+        sizes = before.client_to_provider, before.provider_to_client
+        assert sum(words.nbytes for words in sent) == sizes[rank]
+    assert times_factors.cost(_share(), known, **FOUR) == price
+
+
+def test_what_is_known_is_still_the_clients() -> None:
+    known = _used(_party())
+    assert owner_of(known) is Owner.CLIENT
+    assert "words" not in repr(known) and "Masks" not in repr(known)
+
+
+# ---- with SPU
+
+
+def test_what_is_made_is_declared_up_to_noise(simulation: Simulation) -> None:
+    """The provider alone encrypts."""
+    correlation: Correlation = factor_products(2, 30)
+    assert owners(correlation) == [PROVIDER]
+    both = simulation.run(lambda session: session.preprocessing.take(correlation, 40))
+    a, b = (x + y for x, y in zip(both[0].masks, both[1].masks, strict=True))
+    assert not both[PROVIDER].masks[0].any() and not both[CLIENT].masks[1].any()
+    (product,) = (x + y for x, y in zip(both[0].results, both[1].results, strict=True))
+    noise = (product - correlation.secure(a, b)[0]).view(np.int64)
+    assert 0 < np.max(np.abs(noise)) < 2**14, "2^18 is one unit of a fixed-point product"
+
+
+def test_a_program_opens_its_factors_once(simulation: Simulation) -> None:
+    """What a dry run says of each product is what it takes: fresh units in the first and in the
+    third, of two products each. All turns of one row in turn are one turn by the sum of its angles.
+    """
+
+    def turned(a: Any, b: Any, angles: Any) -> Any:
+        turns = known_factors(angles)
+        x = a + b
+        for _ in range(3):
+            products = times_factors(x, turns, uses=2)
+            cos, sin = products[:, 0], products[:, 1]
+            x = jnp.concatenate([cos[:, :2] - sin[:, 2:], cos[:, 2:] + sin[:, :2]], axis=1)
+        return reveal(x, to=Owner.CLIENT, label="test")
+
+    function = SecureFunction(turned, (Owner.CLIENT, Owner.PROVIDER, Owner.CLIENT), "turned")
+    rng = np.random.default_rng(0)
+    halves = rng.normal(size=(2, 5, 4)).astype(np.float32)
+    angles = rng.uniform(-3, 3, 5)
+    turns = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+
+    def work(session: PartySession) -> Any:
+        own = [session.private(r, np.array, (5, 4), np.float32, halves[r]) for r in (0, 1)]
+        args = [*own, session.private(CLIENT, np.array, turns.shape, np.float32, turns)]
+        demand, _ = session.demand(function, *args)
+        out = session.call(function, *args)
+        ops = [e for e in session.meter.entries if e.kind == "op"]
+        assert [(e.name, e.traffic.bytes) for e in ops] == [
+            (c.op, c.cost.client_to_provider + c.cost.provider_to_client) for c in demand.calls
+        ]
+        units = [
+            sum(need.units for need in c.taken if need.correlation.name.startswith("known"))
+            for c in demand.calls
+            if c.op == "times_factors"
+        ]
+        return session.get(out), units
+
+    (outcome, units), _ = simulation.run(work)
+    assert units == [5, 0, 5]
+    x = halves.sum(axis=0)
+    whole = (x[:, :2] + 1j * x[:, 2:]) * np.exp(3j * angles)[:, None]
+    np.testing.assert_allclose(outcome[:, :2] + 1j * outcome[:, 2:], whole, atol=1e-3)
