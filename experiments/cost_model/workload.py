@@ -22,6 +22,7 @@ import numpy as np
 from experiments.common.kinds import kind_of
 from experiments.common.replay import ROUNDS, Replay, dry_parties
 from models.family import ModelConfig
+from protocols.arithmetic import known_factors
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.core._jax import shape_of
@@ -115,7 +116,23 @@ def of_steps(
             _present(so_far.combined(b.combined(a, 1.0, -1.0), 1.0, float(count)))
             for so_far, a, b in zip(total, one, of(kind, asked), strict=True)
         ]
-    return total
+    return [_lasting(work, a, config.layers) for work, a in zip(total, one, strict=True)]
+
+
+def _lasting(work: Workload, one: Workload, layers: int) -> Workload:
+    """Return the workload with what serves all `layers` blocks one after the other: it is not a sum
+    over blocks, and follows from what one block takes.
+    """
+    units, correlations = dict(work.units), dict(work.correlations)
+    for name in [name for name in correlations if name.startswith(f"{known_factors.NAME} ")]:
+        del units[name], correlations[name]
+    for name, rows in one.units.items():
+        if name.startswith(f"{known_factors.NAME} "):
+            factors, columns = (part.size for part in one.correlations[name].masks)
+            correlation, count = known_factors.units_of_row(factors, columns, layers)
+            correlations[correlation.name] = correlation
+            units[correlation.name] = rows * count
+    return replace(work, units=units, correlations=correlations)
 
 
 def _present(work: Workload) -> Workload:

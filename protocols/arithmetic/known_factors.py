@@ -53,13 +53,14 @@ from spu_llm.core.simulated import Correct, uniform_messages
 from spu_llm.core.values import CLIENT, Arith, Owner, Private, State, Stateful, Value, frac_bits_of
 from spu_llm.offline.packed.ring import N as SLOTS
 
+NAME = "known factors"
 _CHUNK = 32  # units made at once: one row of rotary positions has some tens
 
 
 @functools.cache
 def factor_products(n: int, columns: int) -> Correlation:
     return Correlation(
-        name=f"known factors {n} {columns}",
+        name=f"{NAME} {n} {columns}",
         masks=(
             Part((n,), Owner.CLIENT, Form.PRIVATE),
             Part((columns,), Owner.PROVIDER, Form.PRIVATE),
@@ -131,17 +132,32 @@ known_factors = protocol_op(
 # ---- products
 
 
+def units_of_row(n: int, m: int, uses: int) -> tuple[Correlation, int]:
+    """Return what `uses` products with m columns of a row of n factors take: a correlation, and the
+    number of its units. Together they serve so many products, or a few more.
+    """
+    served = _served(m, uses)
+    return factor_products(n, served * m), -(-uses // served)
+
+
+def _served(m: int, uses: int) -> int:
+    """Return how many products a unit serves: `uses`, or fewer where so many columns do not fit
+    half of a ciphertext.
+    """
+    least = -(-uses * m // (SLOTS // 2))  # units for `uses` products
+    return -(-uses // max(1, least))
+
+
 def _sizes(x: Value, y: Value, uses: int) -> tuple[int, int, int, int]:
-    """Return rows, n and m, and how many products a unit serves: `uses`, or fewer where so many
-    columns do not fit half of a ciphertext. ValueError for shapes that do not fit.
+    """Return rows, n and m, and how many products a unit serves. ValueError for shapes that do not
+    fit.
     """
     if not x.shape or not y.shape or x.shape[:-1] != y.shape[:-1]:
         raise ValueError(f"factors {y.shape} do not fit rows {x.shape}")
     if uses < 1:
         raise ValueError(f"factors serve one product or more, not {uses}")
     m = x.shape[-1]
-    least = -(-uses * m // (SLOTS // 2))  # units for `uses` products
-    return math.prod(x.shape[:-1]), y.shape[-1], m, -(-uses // max(1, least))
+    return math.prod(x.shape[:-1]), y.shape[-1], m, _served(m, uses)
 
 
 def _is_empty(x: Value, y: Value) -> bool:

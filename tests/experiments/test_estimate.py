@@ -17,6 +17,7 @@ from experiments.common.report import both_ways
 from experiments.common.transfers import extensions
 from experiments.cost_model import estimate, prices, workload
 from experiments.cost_model.prices import Prices
+from models.family import ModelConfig
 from models.gpt2 import GPT2Config
 from models.llama import LlamaConfig
 from protocols.arithmetic.product import multiply
@@ -84,19 +85,26 @@ def test_blocks_are_alike() -> None:
         assert actual.units == three.units and actual.bytes_of == three.bytes_of
 
 
-def test_kinds_of_blocks_add_up() -> None:
-    """Blocks that differ in their ranges: what a model of four takes, whichever comes first."""
+FOUR_BLOCKS: dict[str, Any] = {
+    "norm_low": (2.0**-9, *[2.0**-4] * 8),
+    "norm_high": (2.0**3,) * 9,
+    "largest_activation": (23.0, 240.0, 240.0, 23.0),
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(100, 16, 8, 4, 2, **FOUR_BLOCKS),
+        LlamaConfig(100, 16, 8, 12, 4, 2, 1, **FOUR_BLOCKS),
+    ],
+    ids=lambda config: config.family,
+)
+def test_kinds_of_blocks_add_up(config: ModelConfig) -> None:
+    """Blocks that differ in their ranges: what a model of four takes, whichever comes first; masks
+    of rotary positions, which serve all blocks, too.
+    """
     request, networks = Request(3, 2, 1, temperature=0.0), [NETWORKS["lan"]]
-    config = GPT2Config(
-        100,
-        16,
-        8,
-        4,
-        2,
-        norm_low=(2.0**-9, *[2.0**-4] * 8),
-        norm_high=(2.0**3,) * 9,
-        largest_activation=(23.0, 240.0, 240.0, 23.0),
-    )
     whole = workload._whole(config, request, networks, [0], SystemPromptShape())
     for actual, wanted in zip(
         workload.of_steps(config, request, networks, [0]), whole, strict=True
@@ -105,6 +113,8 @@ def test_kinds_of_blocks_add_up() -> None:
         assert actual.counts == wanted.counts
         assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
         assert actual.units == wanted.units and actual.bytes_of == wanted.bytes_of
+    if config.family == "llama":
+        assert any(name.startswith("known factors") for name in wanted.units)
 
 
 def test_checks_of_lengths_cost_no_round_and_few_bytes() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from models.partials import Partial, merged, partial
 
-WITHIN = 1.4e-15  # in float64
+WITHIN = 4e-15  # in float64; the largest of 12,000 is 1.3e-15, of scale 1
 
 
 def full(query: Any, keys: Any, values: Any) -> Any:
