@@ -274,7 +274,7 @@ class Layer:
     outside: Array | None = None  # how many sums left their range in `attend`
     unchecked: Unchecked | None = None  # what `inner` was given, where it is to be checked
     ends: tuple[int, ...] | None = None  # of each lane, the one row that goes on; None: all do
-    depth: int = 1  # blocks of the forward
+    depth: int = 1  # blocks that use these `angles`, for which masks are made together
 
     @property
     def lanes(self) -> int:

@@ -37,7 +37,7 @@ KINDS = (
     "verification",
     "other",
 )
-_PRODUCTS = ("matmul", "times_rows", "times_columns")
+_PRODUCTS = ("matmul", "times_factors", "times_rows", "times_columns")
 _WHOLE = ("embedding", "head", "verification")  # whatever stands inside
 
 

@@ -120,19 +120,37 @@ def of_steps(
 
 
 def _lasting(work: Workload, one: Workload, layers: int) -> Workload:
-    """Return the workload with what serves all `layers` blocks one after the other: it is not a sum
-    over blocks, and follows from what one block takes.
+    """Return the workload with the masks that serve all `layers` blocks one after the other, units
+    and messages, which are no sum over blocks: they follow from what one block takes.
     """
-    units, correlations = dict(work.units), dict(work.correlations)
-    for name in [name for name in correlations if name.startswith(f"{known_factors.NAME} ")]:
+    counts, units, bytes_of = dict(work.counts), dict(work.units), dict(work.bytes_of)
+    correlations = dict(work.correlations)
+    for name in [name for name in correlations if _lasts(name)]:
         del units[name], correlations[name]
     for name, rows in one.units.items():
-        if name.startswith(f"{known_factors.NAME} "):
-            factors, columns = (part.size for part in one.correlations[name].masks)
-            correlation, count = known_factors.units_of_row(factors, columns, layers)
-            correlations[correlation.name] = correlation
-            units[correlation.name] = rows * count
-    return replace(work, units=units, correlations=correlations)
+        if not _lasts(name):
+            continue
+        factors, columns = (part.size for part in one.correlations[name].masks)
+        correlation, count = known_factors.units_of_row(factors, columns, layers)
+        correlations[correlation.name] = correlation
+        units[correlation.name] = rows * count
+        # Units after a row's first are opened as well.
+        opened = 8 * rows * factors * (count - 1)
+        counts["messages"] += count - 1
+        counts["client_to_provider"] += opened
+        bytes_of["attention products"] += opened
+        summed = factors + layers * columns * (1 + factors)
+        counts["words"] += opened / 8 + rows * (count * _words_of(correlation) - summed)
+    return replace(work, counts=counts, units=units, bytes_of=bytes_of, correlations=correlations)
+
+
+def _lasts(name: str) -> bool:
+    return name.startswith(f"{known_factors.NAME} ")
+
+
+def _words_of(correlation: Correlation) -> int:
+    """Return the words of a unit, both parties' masks and a share of the results."""
+    return sum(part.size for part in (*correlation.masks, *correlation.results))
 
 
 def _present(work: Workload) -> Workload:
@@ -218,8 +236,7 @@ def _of_plan(plan: Plan, demand: Demand, sent: dict[str, float]) -> Workload:
             correlation, name = need.correlation, common_name(need.correlation.name)
             units[name] += need.units
             correlations[name] = correlation
-            parts = (*correlation.masks, *correlation.results)
-            counts["words"] += need.units * sum(part.size for part in parts)
+            counts["words"] += need.units * _words_of(correlation)
             if correlation.fixed is not None:
                 counts["weight_products"] += need.units * correlation.fixed.size
                 matrices.add(matrix_of(correlation))

@@ -16,18 +16,18 @@ times_factors   All products of the entries of x and y, row by row.
                   2. x_1 y = f y + e b + a b: the client has the first term, as it has x_0 y, the
                      provider the second one, and the third is shared.
 
-Rotary positions are such factors, the same in every block of a model. A unit made for all of them
-holds `uses` m columns in one ciphertext, where one made for a block would be almost all padding.
+Rotary positions are such factors, the same in every block of a model. Units made for all blocks
+fill ciphertexts; a block's own columns would leave almost all of one empty.
 
 Security. The provider sees e, under an `a` that is uniform, the client's alone, and hides one
 content, y; a later unit hides it again under an `a` of its own, so the copies are uniform given
 each other. The client sees f, under columns of b that are uniform, the provider's alone, and used
-for one product: products are counted, and the count only moves forward. Every entry of a result
+for one product: columns are counted, and the count only moves forward. Every entry of a result
 takes one entry of a b that is used once, so its shares are as fresh as the prepared ones. Which
-units are taken, and when, follows from the numbers of products and of rows, which are public.
+units are taken, and when, follows from the sizes of the products, which are public.
 
 Prepared products are off by some 2^10 of 2^36 (`offline.packed.products`): words are fixed-point,
-and truncated afterwards.
+and 18 bits are truncated before anything is opened.
 
 The masks are bound to one party's randomness (`lasting`): factors of another session are refused. A
 fork, for a dry run, keeps the count without masks and factors: it sends zeros and computes zeros.
@@ -77,8 +77,8 @@ def factor_products(n: int, columns: int) -> Correlation:
 
 @dataclass
 class _Unit:
-    """The words of a product's units at one party. `factors` [row, n]: the client's a; the
-    provider's e, which is what is open. `columns` [row, uses m]: the provider's b.
+    """The units in use, one a row, at one party. `factors` [row, n]: the client's a; the provider's
+    e, which is what is open. `columns` [row, uses m]: the provider's b.
     """
 
     factors: np.ndarray
@@ -126,7 +126,7 @@ known_factors = protocol_op(
     non_interactive=True,
     of_forward=True,
 )
-"""The client's `factors` [..., n], unchanged, which stay open for many products."""
+"""The client's `factors` [..., n], unchanged; what products with them open serves later ones."""
 
 
 # ---- products
@@ -141,11 +141,11 @@ def units_of_row(n: int, m: int, uses: int) -> tuple[Correlation, int]:
 
 
 def _served(m: int, uses: int) -> int:
-    """Return how many products a unit serves: `uses`, or fewer where so many columns do not fit
-    half of a ciphertext.
+    """Return how many products of m columns a unit serves: `uses`, or fewer, about equally many
+    each, of which the columns fit half a ciphertext, where two factors of a row still do.
     """
-    least = -(-uses * m // (SLOTS // 2))  # units for `uses` products
-    return -(-uses // max(1, least))
+    most = max(1, SLOTS // 2 // max(1, m))
+    return -(-uses // -(-uses // most))
 
 
 def _sizes(x: Value, y: Value, uses: int) -> tuple[int, int, int, int]:
@@ -173,32 +173,40 @@ def _times_factors(
     if not _is_empty(x, y):
         correlation = factor_products(n, served * m)
         half = known.masks.begin(party, correlation)
-        at = half.used % served
-        if not at:
-            # The last unit's masks are used up: nothing of it is needed any more.
+        columns = _next(half.used, m, served * m)
+        if not columns.start:
             taken = party.take(correlation, rows)
             half.unit = _Unit(*taken.masks, *taken.results)
         mine = share.words.reshape(rows, m)
         if known.masks.dry:
-            _exchange(party, mine, n, fresh=not at)
+            _exchange(party, mine, n, fresh=not columns.start)
         else:
-            words += _multiply(party, mine, known, half.unit, at)
-        half.used += 1
+            words += _multiply(party, mine, known, half.unit, columns)
+        half.used = columns.stop
         half.busy = False
     shape = (*x.shape[:-1], n, m)
     return rescaled(party, words.reshape(shape), share, shift)
 
 
-def _multiply(party: Party, x: np.ndarray, known: KnownFactors, unit: _Unit, at: int) -> np.ndarray:
-    """Return this party's share [row, n, m] of x y, by part number `at` of the units."""
-    rows, m = x.shape
-    columns = slice(at * m, (at + 1) * m)
+def _next(used: int, m: int, columns: int) -> slice:
+    """Return the m columns of a product, of units of which `used` columns are used; the first ones
+    of fresh units where no m are left.
+    """
+    start = used if used + m <= columns else 0
+    return slice(start, start + m)
+
+
+def _multiply(
+    party: Party, x: np.ndarray, known: KnownFactors, unit: _Unit, columns: slice
+) -> np.ndarray:
+    """Return this party's share [row, n, m] of x y, by these columns of the units."""
+    rows, fresh = len(x), not columns.start
     product = unit.product[:, :, columns]
     if party.rank == CLIENT:
         y = known_words(party, known, frac_bits_of(known.dtype, party.frac_bits))
         y = y.reshape(rows, -1)
         # 1.
-        if not at:
+        if fresh:
             party.send(y - unit.factors)
         f = party.recv(x.shape)
         # 2.
@@ -206,7 +214,7 @@ def _multiply(party: Party, x: np.ndarray, known: KnownFactors, unit: _Unit, at:
     b = unit.columns[:, columns]
     # 1.
     party.send(x - b)
-    if not at:
+    if fresh:
         unit.factors = party.recv((rows, known.shape[-1]))
     # 2.
     return unit.factors[:, :, None] * b[:, None, :] + product
@@ -232,7 +240,7 @@ def _cost(x: Value, y: Value, *, uses: int, shift: int | None = None) -> Cost:
     if _is_empty(x, y):
         return total
     used = y.masks.used(factor_products(n, served * m)) if isinstance(y, KnownFactors) else 0
-    fresh = not used % served
+    fresh = not _next(used, m, served * m).start
     return total + Cost(1 + fresh, 1, 8 * rows * n * fresh, 8 * rows * m)
 
 
@@ -258,4 +266,5 @@ times_factors = protocol_op(
     simulate=uniform_messages(_times_factors, _correct),
 )
 """x [..., m] times factors y [..., n] that are private to the client: [..., n, m], with y of any
-number of calls, of which a unit serves `uses`. `shift` as in `product`. m is 8,192 at most."""
+number of calls, of which a unit serves `uses`. Fixed-point, off by some 2^10 before the truncation;
+with a `shift` of 0 whoever calls truncates before anything is opened. m is 8,192 at most."""

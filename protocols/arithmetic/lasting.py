@@ -1,8 +1,9 @@
 """State of masks that last: units of a correlation that serve several products one after the other,
-each product by a part of its own.
+each product by rows or columns of its own.
 
-A part is counted before its product sends anything, and the count only moves forward. The state is
-bound to one party's randomness. A fork, for a dry run, keeps the counts without masks.
+A product makes its half busy before it sends anything, and is counted when it is through; the count
+only moves forward. After a failure the half stays busy, and is refused. The state is bound to one
+party's randomness. A fork, for a dry run, keeps the counts without masks.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from spu_llm.core.values import State
 
 @dataclass
 class Half:
-    """One kind of product. `used`: parts so far, the last of which `unit` served. `busy`: from when
-    a part is counted until its product is through.
+    """One kind of product. `used`: rows or columns so far, the last of which `unit` served. `busy`:
+    from before a product sends anything until it is counted.
     """
 
     used: int = 0
@@ -27,7 +28,7 @@ class Half:
 
 
 class Masks(State):
-    """The state that products with the same private value share: parts so far, masks, and what is
+    """The state that products with the same private value share: what is used of masks, and what is
     open.
     """
 

@@ -11,11 +11,10 @@ public   Both parties know the positions: products with public numbers are local
 hidden   Positions are one party's secret, the client's, and so are its cosines and sines, which it
          looks up in the clear. Products with them are `known_factors`: pair by pair and row by row,
          all heads' (a, b) by (cos, sin). The provider opens 2 heads words under masks of its own,
-         and the client (cos, sin) in the first of all products with them. 3 messages, 4 in the
-         first.
+         and the client (cos, sin) in the first product of a unit. 3 messages, 4 in the first.
 
-Either way the error is below a unit of 2^-18 and, for rounded cosines and sines, |(a, b)| 2^-18.5;
-|(a, b)| < 2^25. Nobody learns anything.
+Either way the error is below a unit of 2^-18, of hidden positions 1 + 2^-7 units, and for rounded
+cosines and sines |(a, b)| 2^-18.5; |(a, b)| < 2^25. Nobody learns anything.
 """
 
 from __future__ import annotations

@@ -200,8 +200,10 @@ class DryRun:
         made: list[_Known] = []
         for var, owner, x in zip(plan.inputs, plan.input_owners, fork(inputs), strict=True):
             value: Value
-            if isinstance(x, Arith | Bool):
-                value = x if isinstance(x, Stateful) else _blank(x)
+            if isinstance(x, Stateful):
+                value = x  # a fork already
+            elif isinstance(x, Arith | Bool):
+                value = _blank(x)
             elif _has_content(x) or (isinstance(x, Private) and x.owner != self._rank):
                 value = x
             else:

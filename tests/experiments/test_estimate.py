@@ -20,6 +20,7 @@ from experiments.cost_model.prices import Prices
 from models.family import ModelConfig
 from models.gpt2 import GPT2Config
 from models.llama import LlamaConfig
+from protocols.arithmetic import known_factors
 from protocols.arithmetic.product import multiply
 from protocols.bits.compare import less_than
 from spu_llm.app import cli
@@ -92,18 +93,22 @@ FOUR_BLOCKS: dict[str, Any] = {
 }
 
 
+GPT2_BLOCKS = GPT2Config(100, 16, 8, 4, 2, **FOUR_BLOCKS)
+LLAMA_BLOCKS = LlamaConfig(100, 16, 8, 12, 4, 2, 1, **FOUR_BLOCKS)
+
+
 @pytest.mark.parametrize(
-    "config",
-    [
-        GPT2Config(100, 16, 8, 4, 2, **FOUR_BLOCKS),
-        LlamaConfig(100, 16, 8, 12, 4, 2, 1, **FOUR_BLOCKS),
-    ],
-    ids=lambda config: config.family,
+    ("config", "slots"),
+    [(GPT2_BLOCKS, 8192), (LLAMA_BLOCKS, 8192), (LLAMA_BLOCKS, 24), (LLAMA_BLOCKS, 36)],
+    ids=["gpt2", "llama", "llama, two units", "llama, two units, one of them not full"],
 )
-def test_kinds_of_blocks_add_up(config: ModelConfig) -> None:
+def test_kinds_of_blocks_add_up(
+    config: ModelConfig, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks that differ in their ranges: what a model of four takes, whichever comes first; masks
     of rotary positions, which serve all blocks, too.
     """
+    monkeypatch.setattr(known_factors, "SLOTS", slots)
     request, networks = Request(3, 2, 1, temperature=0.0), [NETWORKS["lan"]]
     whole = workload._whole(config, request, networks, [0], SystemPromptShape())
     for actual, wanted in zip(
