@@ -265,7 +265,7 @@ def test_two_machines_from_the_first_stock_to_the_end(
     assert client.wait(END_S) == 0, client.stderr
     said(client, 6, "ended; what was made stays")
     assert "on the wire" not in client.stderr and len(lines_of(client)) == 6
-    client.assert_gone(2.0)
+    client.assert_gone()
     ((kind,),) = (stocks.kinds for stocks in stock.stocks(pool))
     # Of 48 and 16 more units, 40 were taken, each once.
     assert kind.units == 48 + 16 - 40
@@ -355,6 +355,6 @@ def test_it_may_end_while_correlations_is_made(
     client.send(signum)
     assert client.wait(END_S) == 0, client.stderr
     assert lines_of(client) == ["ended; what was made stays"]
-    client.assert_gone(2.0)
+    client.assert_gone()
     server.until("stderr", "session failed")
     assert [p.pid for p in server.processes() if not p.is_worker] == [server.pid]

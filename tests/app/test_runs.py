@@ -119,7 +119,7 @@ def served(start_shared: Start, pair: Pair, tmp_path_factory: pytest.TempPathFac
         clients.append(client)
     server.send(signal.SIGTERM)
     code = server.wait(END_S)
-    server.assert_gone(2)
+    server.assert_gone()
     results = [json.loads(file.read_text()) for file in files]
     return Served(server, provider, clients, results, files, code)
 
@@ -192,7 +192,7 @@ def test_demo_stops_at_the_context_limit(start: Start, pair: Pair, tmp_path: Pat
         *Pair(short, pair.public).demo, "--prompt", "zqzqzqzq", "--json", str(file), *options
     )
     assert demo.wait(RUN_S) == 0, demo.stderr
-    demo.assert_gone(2)
+    demo.assert_gone()
     result = json.loads(file.read_text())
     check_types(result)
     check_counts(result, 2)

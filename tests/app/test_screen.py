@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +22,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.net.relay import Relay
 from tests.kit.paths import ROOT
+from tests.kit.patience import eventually
 from tests.kit.terminal import open_terminal
 
 RESULT = Completion(
@@ -136,9 +136,20 @@ def test_a_quiet_stage_is_repeated_now_and_then(
     monkeypatch.setattr(progress, "QUIET_INTERVAL_S", 0.2)
     screen = Screen("")
     run(screen, STEP)
-    time.sleep(1.3)
+    shown = Shown(capsys)
+    assert eventually(lambda: "[decoding, 1 steps, 1 of 2 drafts accepted: " in shown.now())
     screen.close()
-    assert "[decoding, 1 steps, 1 of 2 drafts accepted: " in capsys.readouterr().err
+
+
+class Shown:
+    """All that came to stderr so far."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys, self._text = capsys, ""
+
+    def now(self) -> str:
+        self._text += self._capsys.readouterr().err
+        return self._text
 
 
 def making(made: int, total: int) -> dict[str, Any]:
@@ -153,10 +164,11 @@ def test_making_says_how_far_it_is_and_what_is_to_come(
     run(stages, making(0, 40))
     stages._making_since -= 1000.0
     run(stages, making(10, 40))
-    time.sleep(0.8)
+    shown = Shown(capsys)
+    assert eventually(lambda: "10 of 40 batches" in shown.now())
     run(stages, making(40, 40))
     stages.close()
-    lines = capsys.readouterr().err.splitlines()
+    lines = shown.now().splitlines()
     assert lines[1].startswith("[making correlated randomness, 0 of 40 batches: ")
     assert lines[2].startswith(
         "[making correlated randomness, 10 of 40 batches, about 3000 s to go: "
@@ -223,7 +235,7 @@ def test_on_a_terminal_progress_gives_way_to_text(monkeypatch: pytest.MonkeyPatc
     run(screen, stage("preparing"))
     assert visible(terminal.getvalue()) == ["[preparing: 0 s, 1.5 MB on the wire]"]
     run(screen, text("f(x"), STEP)
-    time.sleep(0.8)
+    assert eventually(lambda: "[decoding" in terminal.getvalue())
     shown = visible(terminal.getvalue())
     assert shown[0] == "def f(x"
     assert shown[1].startswith("[decoding, 1 steps, 1 of 2 drafts accepted: ")
@@ -231,7 +243,7 @@ def test_on_a_terminal_progress_gives_way_to_text(monkeypatch: pytest.MonkeyPatc
     run(screen, text("):\n  pass"))
     assert visible(terminal.getvalue()) == ["def f(x):", "  pass"]
     run(screen, STEP)
-    time.sleep(0.8)
+    assert eventually(lambda: len(visible(terminal.getvalue())) > 2)
     screen.finish()
     screen.close()
     screen.summary(RESULT)

@@ -35,7 +35,7 @@ def events(server: Command, name: str) -> list[dict[str, object]]:
 def stop(server: Command) -> None:
     server.send(signal.SIGTERM)
     assert server.wait(END_S) == 128 + signal.SIGTERM, server.stderr
-    server.assert_gone(2.0)
+    server.assert_gone()
 
 
 def test_a_session_runs_on_a_machine(start: Start, pair: Pair) -> None:
@@ -177,7 +177,7 @@ def test_a_lost_machine_ends_its_sessions_alone(start: Start, pair: Pair) -> Non
         kept = start(*pair.generate(port), stub="client:decoding:computes")
         kept.until_phase("decoding")
         of.lose(of.node_of(worker))
-        lost.assert_failed(1, "the provider's worker failed", within_s=15.0)
+        lost.assert_failed(1, "the provider's worker failed", within_s=END_S)
         (failed,) = events(server, "session_failed")
         address = of.nodes[0].node_ip_address
         # Its processes die one after another: its last word may be that the worker has.
@@ -225,7 +225,7 @@ def test_a_killed_process_ends_its_session_alone(start: Start, pair: Pair, whose
             assert client.wait(END_S) == 130
         else:
             (worker if whose == "worker" else actors[worker.parent]).send(signal.SIGKILL)
-            client.assert_failed(1, "the provider's worker failed", within_s=15.0)
+            client.assert_failed(1, "the provider's worker failed", within_s=END_S)
         assert eventually(lambda: not of.workers(), END_S)
         other = start(*pair.generate(port), stub="")
         assert other.wait(RUN_S) == 0, other.stderr

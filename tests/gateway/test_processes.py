@@ -20,7 +20,7 @@ from models.hf import load_model
 from models.tokenizer import Tokenizer
 from tests.kit.command_line import refused
 from tests.kit.pair import Pair
-from tests.kit.patience import RUN_S, eventually
+from tests.kit.patience import END_S, RUN_S, eventually
 from tests.kit.processes import Command, Start
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
@@ -206,7 +206,7 @@ def test_a_stopped_answer_is_gone_on_from(parties: tuple[Command, Command, opena
 def test_a_provider_that_has_gone_is_said(parties: tuple[Command, Command, openai.OpenAI]) -> None:
     server, gateway, client = parties
     server.send(signal.SIGKILL)
-    server.wait(5)
+    server.wait(END_S)
     with pytest.raises(openai.APIStatusError) as refusal:
         client.chat.completions.create(model="private", messages=HELLO)
     assert refusal.value.status_code == 502

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 SOON_S = 30.0  # for what happens at once, within one process
 END_S = 60.0  # for a command to end by itself
+GONE_S = 10.0  # for all of its processes after it
 RUN_S = 900.0  # for a run of a model, or a phase of it to begin
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spu_llm.net.identity import CERTIFICATE
 from tests.kit.paths import ROOT
-from tests.kit.patience import RUN_S, eventually
+from tests.kit.patience import GONE_S, RUN_S, eventually
 
 STUB = Path(__file__).parent / "stub"
 MARKER = "SPU_LLM_TEST_COMMAND"
@@ -210,7 +210,7 @@ class Command:
         supervisor = next(p for p in processes if "\0serve\0" in p.argv)
         return supervisor, next(p for p in processes if p.parent == supervisor.pid)
 
-    def assert_gone(self, within_s: float) -> None:
+    def assert_gone(self, within_s: float = GONE_S) -> None:
         """Check that nothing which this command started is left."""
         gone = eventually(lambda: not self.processes(), within_s)
         assert gone, "left running:\n" + "\n".join(
@@ -226,7 +226,7 @@ class Command:
         for word in words:
             assert word in self.errors[0], self.errors[0]
         assert "Traceback" not in self.stderr
-        self.assert_gone(2.0)
+        self.assert_gone()
 
     def clean_up(self) -> None:
         """End whatever is left, so that one failed test does not disturb the next."""

@@ -154,9 +154,9 @@ def test_both_say_goodbye_at_once(bench: Bench) -> None:
 def test_silent_peer_is_a_stall(bench: Bench) -> None:
     raw, control = bench.raw_peer(silence_s=0.3)
     ticket = encode(Frame(Kind.CONTROL, 0, b'{"type": "ticket", "ticket": "00"}'))
+    started = time.monotonic()
     raw.sendall(PREAMBLE + ticket)
     control.take_ticket(SOON_S)
-    started = time.monotonic()
     assert control.ended.wait(SOON_S)
     assert time.monotonic() - started > 0.25
     with pytest.raises(PeerError, match="peer stalled: no heartbeat for 0.3 s"):

@@ -229,7 +229,7 @@ def test_channels_are_met_in_order_and_used_on_several_threads() -> None:
 
 def test_whoever_does_not_say_which_channel_is_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor another user of the machine."""
-    monkeypatch.setattr(stream_channel, "_HELLO_S", 0.2)
+    monkeypatch.setattr(stream_channel, "_HELLO_S", 2.0)
     port = _free()
     with ThreadPoolExecutor() as pool, Channels(PROVIDER, port, TIMEOUT_S) as channels:
         opening = pool.submit(channels.open)

@@ -272,7 +272,7 @@ def test_no_certificate_no_tls_and_older_tls(folders: dict[str, Path]) -> None:
             other.maximum_version = version
             memory = tls.Memory()
             engine = other.wrap_bio(memory.incoming, memory.outgoing)
-            return tls._met(tcp, engine, memory, 2.0).recv_some(1)
+            return tls._met(tcp, engine, memory, SOON_S).recv_some(1)
 
         return work
 
@@ -289,7 +289,7 @@ def test_who_says_nothing_is_not_waited_for(folders: dict[str, Path]) -> None:
     silent = threading.Event()
     actual = meet(lambda tcp: silent.wait(0.5), lambda tcp: as_server(tcp, context, 0.1))
     assert "did not answer in time" in str(actual[1])
-    actual = meet(lambda tcp: tcp.close(), lambda tcp: as_server(tcp, context, 1.0))
+    actual = meet(lambda tcp: tcp.close(), lambda tcp: as_server(tcp, context, SOON_S))
     assert "closed the connection before it showed a certificate" in str(actual[1])
 
 

@@ -91,4 +91,4 @@ def test_ctrl_c_while_it_is_made_leaves_nothing(start: Start, pair: Pair) -> Non
     time.sleep(0.5)  # into the first step
     command.send(signal.SIGINT)
     assert command.wait(END_S) == 130
-    command.assert_gone(2)
+    command.assert_gone()

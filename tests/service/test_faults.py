@@ -131,8 +131,8 @@ def test_a_killed_client_ends_serve_once(
     server, client = both(program, phase)
     client.send(signal.SIGKILL)
     server.assert_failed(1, "peer", "lost", within_s=END_S)
-    client.wait(1)
-    client.assert_gone(2)
+    client.wait(END_S)
+    client.assert_gone()
 
 
 @pytest.mark.slow

@@ -203,12 +203,13 @@ def test_gaps_say_nothing_of_the_accepted_count(
     own_simulation: Simulation, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     """Times at the provider after steps whose drafts all stayed and after steps whose drafts all
-    went, with a client that drafts 60 ms longer after the former: ranks as of one distribution
+    went, with a client that drafts longer after the former: ranks as of one distribution
     (Mann-Whitney) where the cadence is kept, apart where it is not.
     """
     interval = Cadence(0.2 if kept else 1e-9)
     monkeypatch.setattr(client_side.Cadence, "of", lambda rehearse: interval)
-    gaps, stayed = watch(own_simulation, tokenizer, slower=0.06)
+    # 60 ms are within the interval that is kept; 250 ms stand out on a busy machine, too.
+    gaps, stayed = watch(own_simulation, tokenizer, slower=0.06 if kept else 0.25)
     p = [mannwhitneyu(g[stayed], g[~stayed], method="exact").pvalue for g in gaps.T]
     if kept:
         assert min(p) > FALSE_ALARM / 2, gaps

@@ -136,8 +136,8 @@ def test_correlations_is_prepared_and_taken(start: Start, three: Pair, tmp_path:
 def test_what_the_host_receives_is_uniform(three: Pair) -> None:
     """Of two texts that differ everywhere, each twice: words that no row follows from, and that
     differ by such words where the text is the same. The lowest bits are those that no mask has, and
-    zero; chi-square of each byte above these, 14 tests: one of them is a false alarm once in a
-    million times.
+    zero; chi-square of each byte above these, 14 tests: one of them is a false alarm once in
+    10^9 times.
     """
     length = 60
     texts = [list(range(40, 40 + length)), list(range(100, 100 + length))]
@@ -152,4 +152,4 @@ def test_what_the_host_receives_is_uniform(three: Pair) -> None:
             zeros = min(8, max(0, SPARE_BITS - 8 * low))  # of this byte
             counts = np.bincount(column >> zeros, minlength=256 >> zeros)
             assert counts.sum() == uniform.size
-            assert zeros == 8 or chisquare(counts).pvalue > 1e-6 / 14
+            assert zeros == 8 or chisquare(counts).pvalue > 1e-9 / 14
