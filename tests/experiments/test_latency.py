@@ -66,6 +66,7 @@ def test_drafting_pays_by_what_is_accepted() -> None:
         ("attention/dense", "linear", "linear"),
         ("mlp/dense", "linear", "linear"),
         ("attention/attention", "times_rows", "attention products"),
+        ("attention/rotate", "times_factors", "attention products"),
         ("attention/attention", "scale_rows", "softmax"),
         ("attention/attention", "maximum", "softmax"),
         ("mlp/gelu_of_product", "sign", "GELU"),
