@@ -8,6 +8,7 @@ A scope comes from the model (`jax.named_scope` in `models/family.py` and
     .. rms_norm               norm
     .. dense                  linear
     .. attention              attention products, where the op is one of them; softmax
+    .. rotate                 attention products
     .. gelu                   GELU
     head                      head
     verification              verification (argmax, comparisons, the token)
@@ -37,7 +38,7 @@ KINDS = (
     "verification",
     "other",
 )
-_PRODUCTS = ("matmul", "times_factors", "times_rows", "times_columns")
+_PRODUCTS = ("matmul", "times_rows", "times_columns")
 _WHOLE = ("embedding", "head", "verification")  # whatever stands inside
 
 
@@ -54,6 +55,8 @@ def kind_of(scope: str, op: str) -> str:
         return "GELU"
     if last == "dense":
         return "linear"
+    if last == "rotate":
+        return "attention products"
     if "attention" in parts[1:]:
         return "attention products" if op in _PRODUCTS else "softmax"
     return "other"

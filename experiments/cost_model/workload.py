@@ -121,7 +121,8 @@ def of_steps(
 
 def _lasting(work: Workload, one: Workload, layers: int) -> Workload:
     """Return the workload with the masks that serve all `layers` blocks one after the other, units
-    and messages, which are no sum over blocks: they follow from what one block takes.
+    and messages, which are no sum over blocks: they follow from what one block takes. Rounds stay
+    as they are; where a row takes several units, each after the first may add two.
     """
     counts, units, bytes_of = dict(work.counts), dict(work.units), dict(work.bytes_of)
     correlations = dict(work.correlations)

@@ -5,8 +5,8 @@ Every answer is one `spu-llm chat --prompt` on this machine: greedy, nothing mad
 the weights kept from an earlier one. What it sends and how long it takes is the command's own
 report; a later token's correlations are the ones made between two of its steps.
 
-With a draft model each question is asked twice, next to each other: one token a step, and drafted
-as `chat` does it by default; whichever is first takes turns. Either answer must be float32's.
+With a draft model each question is asked several times, next to each other: one token a step, and
+with each number of drafts; whichever is first takes turns. All answers must be float32's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from experiments.fidelity.chat_texts import ChatText, chat_texts
 from experiments.fidelity.pieces import greedy_of
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
+from spu_llm.systems.decoding.limits import MAX_DRAFTS
 
 
 @dataclass(frozen=True)
 class AnswersPlan:
     """The study's settings. questions: their numbers in the file, from 1; tokens: of an answer, at
-    most; draft_model: its name, if questions are asked with drafts, too.
+    most; draft_model: its name, if questions are asked with drafts, too; drafts: how many a step.
     """
 
     model: str
@@ -42,17 +43,15 @@ class AnswersPlan:
     tokens: int
     network: str
     draft_model: str | None = None
+    drafts: tuple[int, ...] = ()
 
-    def asked(self) -> list[tuple[int, bool]]:
-        """Return the questions in the order in which they are asked: numbers, and whether there are
-        drafts.
-        """
-        if self.draft_model is None:
-            return [(number, False) for number in self.questions]
+    def asked(self) -> list[tuple[int, int]]:
+        """Return the questions in the order in which they are asked: numbers, and drafts a step."""
+        ways = (0, *self.drafts)
         return [
-            (number, drafted)
+            (number, ways[(i + place) % len(ways)])
             for i, number in enumerate(self.questions)
-            for drafted in ((False, True) if i % 2 == 0 else (True, False))
+            for place in range(len(ways))
         ]
 
 
@@ -77,7 +76,7 @@ def measure(
         load=partial(Questions, model, file, draft_model, plan),
         row=Questions.row,
         key=lambda cell: cell,
-        key_of=lambda row: (row["number"], row["drafted"]),
+        key_of=lambda row: (row["number"], row["drafts"]),
         reads=tuple(path for path in (model, file, draft_model) if path is not None),
         timed=True,
     )
@@ -109,24 +108,27 @@ class Questions:
         longest = max(len(text.head) + len(text.rest) for text in self.texts.values())
         self.greedy = greedy_of(model, longest, plan.tokens)
 
-    def row(self, asked: tuple[int, bool], say: Callable[[str], None]) -> dict[str, Any]:
+    def row(self, asked: tuple[int, int], say: Callable[[str], None]) -> dict[str, Any]:
         """Ask a question by the command."""
-        number, drafted = asked
+        number, drafts = asked
         text = self.texts[number]
-        say(f"question {number}{', drafted' if drafted else ''}: {text.words}")
-        draft_model = self.draft_model if drafted else None
-        answer = _answer(self.model, draft_model, text, self.plan, self.greedy)
-        return {"number": number, "drafted": drafted, **answer}
+        say(f"question {number}{_with_drafts({'drafts': drafts})}: {text.words}")
+        drafting = (
+            [f"--draft-model={self.draft_model}", f"--draft-length={drafts}"]
+            if drafts
+            else ["--standard"]
+        )
+        answer = _answer(self.model, drafting, text, self.plan, self.greedy)
+        return {"number": number, "drafts": drafts, **answer}
 
 
 def _answer(
     model: Path,
-    draft_model: Path | None,
+    drafting: list[str],
     text: ChatText,
     plan: AnswersPlan,
     greedy: Callable[[list[int]], list[int]],
 ) -> dict[str, Any]:
-    drafts = ["--standard"] if draft_model is None else [f"--draft-model={draft_model}"]
     with tempfile.TemporaryDirectory() as folder:
         result = run_command(
             [
@@ -135,7 +137,7 @@ def _answer(
                 str(model),
                 f"--prompt={text.words}",
                 "--temperature=0",
-                *drafts,
+                *drafting,
                 f"--max-new-tokens={plan.tokens}",
                 f"--network={plan.network}",
             ],
@@ -192,8 +194,13 @@ def answers(results: Sequence[Result]) -> str:
     return "\n".join(report.rows_table(columns, rows))
 
 
+def _drafts(row: Row) -> int:
+    return int(row.get("drafts", 0))  # rows of one token a step may lack it
+
+
 def _with_drafts(row: Row) -> str:
-    return ", drafted" if row.get("drafted") else ""  # rows of one token a step may lack it
+    drafts = _drafts(row)
+    return f", {drafts} draft{'s'[: drafts - 1]} a step" if drafts else ""
 
 
 def costs(results: Sequence[Result]) -> str:
@@ -248,12 +255,13 @@ def _over(name: str, figure: Callable[[Row], float], form: str) -> Column[Sequen
 
 
 def saved_by_drafts(results: Sequence[Result]) -> list[str]:
-    """Return a table with a row for each question that was asked both ways, as Markdown; none where
-    no question was.
+    """Return a table with a row for each question and number of drafts, beside one token a step, as
+    Markdown; none where no question was asked both ways.
     """
     columns: list[Column[tuple[str, Row, Row]]] = [
         Column("question", lambda of: report.cell(of[1]["question"])),
         Column("network", lambda of: of[0]),
+        Column("drafts", lambda of: str(_drafts(of[2]))),
         Column("tokens", lambda of: str(len(of[2]["token_ids"]))),
         Column("tokens a step", lambda of: f"{_later(of[2]) / len(of[2]['per_step']):.2f}"),
         _by_drafts("a later token online, s", lambda row: _of_token(row, "seconds"), ".1f"),
@@ -262,12 +270,12 @@ def saved_by_drafts(results: Sequence[Result]) -> list[str]:
     ]
     rows = []
     for result in results:
-        one, drafted = (
-            {row["number"]: row for row in result["rows"] if bool(row.get("drafted")) is way}
-            for way in (False, True)
+        one = {row["number"]: row for row in result["rows"] if not _drafts(row)}
+        drafted = sorted(
+            (row for row in result["rows"] if _drafts(row) and row["number"] in one),
+            key=lambda row: (result["plan"]["questions"].index(row["number"]), _drafts(row)),
         )
-        network = result["plan"]["network"]
-        rows += [(network, one[n], drafted[n]) for n in one if n in drafted]
+        rows += [(result["plan"]["network"], one[row["number"]], row) for row in drafted]
     return ["\n".join(report.rows_table(columns, rows))] if rows else []
 
 
@@ -322,6 +330,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="ask every question with its drafts, too (default: one token a step alone)",
     )
+    parser.add_argument(
+        "--draft-length",
+        type=commands.numbers,
+        metavar="G,...",
+        help="drafts per secure step (default: 4)",
+    )
     commands.add_cluster(parser)
     commands.add_common(parser)
 
@@ -334,12 +348,20 @@ def command(options: argparse.Namespace) -> None:
     model, draft_model = commands.private_model(options), options.draft_model
     if draft_model is not None:
         commands.check_tokenizer(model, draft_model)
+    elif options.draft_length is not None:
+        raise InputError("--draft-length: drafts are of a --draft-model; give one")
+    drafts = () if draft_model is None else tuple(options.draft_length or [4])
+    for count in drafts:
+        commands.check_range("--draft-length", count, 1, MAX_DRAFTS)
+    if len(set(drafts)) < len(drafts):
+        raise InputError("--draft-length: each number of drafts is asked for once")
     plan = AnswersPlan(
         model.name,
         tuple(options.numbers),
         options.answer_tokens,
         options.network,
         None if draft_model is None else draft_model.name,
+        drafts,
     )
     result = commands.resumed(
         options, plan, lambda *how: measure(model, options.questions, draft_model, plan, *how)

@@ -200,7 +200,7 @@ class DryRun:
         made: list[_Known] = []
         for var, owner, x in zip(plan.inputs, plan.input_owners, fork(inputs), strict=True):
             value: Value
-            if isinstance(x, Stateful):
+            if isinstance(x, Arith | Private) and isinstance(x, Stateful):
                 value = x  # a fork already
             elif isinstance(x, Arith | Bool):
                 value = _blank(x)

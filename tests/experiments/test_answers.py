@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,9 @@ def run(
         return {**report, "token_ids": list(report["token_ids"])}
 
     monkeypatch.setattr(answers, "run_command", command)
-    name = None if draft_model is None else draft_model.name
-    plan = AnswersPlan("model", numbers, 3, "lan", name)
+    plan = AnswersPlan("model", numbers, 3, "lan")
+    if draft_model is not None:
+        plan = replace(plan, draft_model=draft_model.name, drafts=(2, 4))
     actual = measure(chat_model, file, draft_model, plan, lambda said: None, lambda _: None, done)
     return actual, commands
 
@@ -119,18 +121,16 @@ def test_drafted_and_one_by_one_take_turns_at_being_first(
     actual, commands = run(
         chat_model, file, monkeypatch, reported([0] * 3), [], draft_model=chat_model
     )
-    drafted = [f"--draft-model={chat_model}" in command for command in commands]
-    assert drafted == [False, True, True, False]
-    assert ["--standard" in command for command in commands] == [not d for d in drafted]
-    assert [(row["number"], row["drafted"]) for row in actual["rows"]] == [
-        (2, False),
-        (2, True),
-        (1, True),
-        (1, False),
-    ]
-    assert "question 2 is answered otherwise, drafted: 'x'" in actual["failures"]
+    assert [row["number"] for row in actual["rows"]] == [2, 2, 2, 1, 1, 1]
+    asked = [row["drafts"] for row in actual["rows"]]
+    assert asked == [0, 2, 4, 2, 4, 0]
+    for command, drafts in zip(commands, asked, strict=True):
+        assert ("--standard" in command) is (drafts == 0)
+        assert (f"--draft-model={chat_model}" in command) is (drafts > 0)
+        assert (f"--draft-length={drafts}" in command) is (drafts > 0)
+    assert "question 2 is answered otherwise, 4 drafts a step: 'x'" in actual["failures"]
     _, more = run(
-        chat_model, file, monkeypatch, reported([0] * 3), actual["rows"][:3], draft_model=chat_model
+        chat_model, file, monkeypatch, reported([0] * 3), actual["rows"][:5], draft_model=chat_model
     )
     assert ["--standard" in command for command in more] == [True]
 
@@ -138,18 +138,22 @@ def test_drafted_and_one_by_one_take_turns_at_being_first(
 def test_what_drafts_save_is_of_one_question() -> None:
     """A later token's cost is all steps' cost over the tokens after the first."""
     shared = {"number": 1, "question": "a|b", "secret": 5, "expected": [1] * 5}
-    one = shared | reported([1] * 3) | {"drafted": False}
-    drafted = shared | reported([1] * 5) | {"drafted": True, "elapsed_seconds": 100.0}
+    one = shared | reported([1] * 3) | {"drafts": 0}
+    drafted = shared | reported([1] * 5) | {"drafts": 4, "elapsed_seconds": 100.0}
+    fewer = drafted | {"drafts": 1, "elapsed_seconds": 75.0}
     alone = one | {"number": 2}
-    result = {"plan": {"network": "lan"}, "rows": [one, drafted, alone]}
+    plan = {"network": "lan", "questions": [1, 2]}
+    result = {"plan": plan, "rows": [one, drafted, fewer, alone]}
     [text] = answers.saved_by_drafts([result])
     assert text.splitlines()[2:] == [
-        "| a\\|b | lan | 5 | 2.00 | 3.0 to 1.5: 2.00 times | 150 to 100: 1.50 times "
+        f"| a\\|b | lan | {drafts} | 5 | 2.00 | 3.0 to 1.5: 2.00 times | 150 to {saved} times "
         "| 30 to 30: 1.00 times |"
+        for drafts, saved in ((1, "75: 2.00"), (4, "100: 1.50"))
     ]
-    assert answers.saved_by_drafts([{"plan": {"network": "lan"}, "rows": [one, alone]}]) == []
+    assert answers.saved_by_drafts([{"plan": plan, "rows": [one, alone]}]) == []
     text = costs([result])
-    assert "| mean over the answers (least to most) | lan | lan, drafted |" in text
+    columns = "lan | lan, 4 drafts a step | lan, 1 draft a step |"
+    assert f"| mean over the answers (least to most) | {columns}" in text
     assert "| a later token online, s | 3.00 (3.00 to 3.00) | 1.50 (1.50 to 1.50) |" in text
 
 
@@ -164,3 +168,27 @@ def test_a_draft_model_of_another_tokenizer_is_refused(
         )
     assert end.value.code == 2
     assert "--draft-model has another tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--draft-length", "2"], "--draft-length: drafts are of a --draft-model"),
+        (["--draft-model", "PRIVATE", "--draft-length", "2,2"], "is asked for once"),
+        (["--draft-model", "PRIVATE", "--draft-length", "0"], "--draft-length must be"),
+    ],
+)
+def test_numbers_of_drafts_are_checked(
+    chat_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    words: str,
+) -> None:
+    file = save_chats(tmp_path / "a.jsonl", "hi")
+    given = [str(chat_model) if option == "PRIVATE" else option for option in options]
+    command = ["experiment", "answers", "--model", str(chat_model), "--questions", str(file)]
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--numbers", "1", *given])
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err

@@ -98,12 +98,12 @@ LLAMA_BLOCKS = LlamaConfig(100, 16, 8, 12, 4, 2, 1, **FOUR_BLOCKS)
 
 
 @pytest.mark.parametrize(
-    ("config", "slots"),
-    [(GPT2_BLOCKS, 8192), (LLAMA_BLOCKS, 8192), (LLAMA_BLOCKS, 24), (LLAMA_BLOCKS, 36)],
+    ("config", "slots", "units"),
+    [(GPT2_BLOCKS, 8192, 1), (LLAMA_BLOCKS, 8192, 1), (LLAMA_BLOCKS, 24, 2), (LLAMA_BLOCKS, 36, 2)],
     ids=["gpt2", "llama", "llama, two units", "llama, two units, one of them not full"],
 )
 def test_kinds_of_blocks_add_up(
-    config: ModelConfig, slots: int, monkeypatch: pytest.MonkeyPatch
+    config: ModelConfig, slots: int, units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks that differ in their ranges: what a model of four takes, whichever comes first; masks
     of rotary positions, which serve all blocks, too.
@@ -115,8 +115,10 @@ def test_kinds_of_blocks_add_up(
         workload.of_steps(config, request, networks, [0]), whole, strict=True
     ):
         seconds = actual.counts.pop("seconds lan"), wanted.counts.pop("seconds lan")
+        more_rounds = wanted.counts.pop("rounds") - actual.counts.pop("rounds")
+        assert 0 <= more_rounds <= 2 * (units - 1)
         assert actual.counts == wanted.counts
-        assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
+        assert seconds[0] == pytest.approx(seconds[1], rel=1e-6 if units == 1 else 0.02)
         assert actual.units == wanted.units and actual.bytes_of == wanted.bytes_of
     if config.family == "llama":
         assert any(name.startswith("known factors") for name in wanted.units)
