@@ -10,7 +10,7 @@ from typing import Any
 from models.tokenizer import StreamDecoder, Tokenizer
 from spu_llm.api.defaults import shipped
 from spu_llm.api.events import OnEvent, Stage, Text
-from spu_llm.core.errors import InputError, WireError
+from spu_llm.core.errors import InputError, PeerError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.confidential.book import key_in
 from spu_llm.systems.confidential.learned import learned
@@ -111,9 +111,18 @@ def complete_by_vault(
 
     started = time.monotonic()
     on_event(Stage("reaching the vault"))
-    answered = generate(
-        place, wish, lambda name: on_event(Stage(name)), on_tokens, policy, on_fakes
-    )
+    try:
+        answered = generate(
+            place, wish, lambda name: on_event(Stage(name)), on_tokens, policy, on_fakes
+        )
+    except PeerError as exc:
+        how = options.obfuscation
+        if met and marked.targets and how.secrets is None and options.fakes_in_vault is None:
+            raise type(exc)(
+                f"{exc}; without --secrets other fakes go out when it is asked again, and both "
+                "sets together tell the prompt"
+            ) from exc
+        raise
     emit(decoder.finish())
     facts = learned(met[0].shape, out.lengths, answered.tokens)
     facts["engine"] += told_of(len(out.lengths), out.facts)

@@ -17,10 +17,12 @@ from models.hf import load_model
 from models.tokenizer import Tokenizer
 from spu_llm.api import vault as vault_api
 from spu_llm.api.vault import VaultOptions
+from spu_llm.core.errors import NoAnswerError
 from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE
 from spu_llm.systems.confidential.learned import floats_per_layer
 from spu_llm.systems.confidential.outgoing import ObfuscationOptions, marked_prompt
+from spu_llm.vault.told import Model, Place
 from tests.kit.command_line import refused
 from tests.kit.models import (
     PRIVATE,
@@ -393,3 +395,30 @@ def test_a_vault_hears_which_prompt_is_real_only_where_it_must(
         real.add(sent.own)
     assert heard <= told and len(real) > 1
     assert published is None or heard == real
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["other fakes", "the same fakes"])
+def test_a_failure_after_prompts_went_out_says_what_asking_again_tells(
+    public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Unless the same fakes go out then."""
+    how = ObfuscationOptions(
+        fakes=4,
+        min_fakes=2,
+        eta=4.0,
+        draft_model=public,
+        secrets=tmp_path / "kept" if kept else None,
+    )
+    words = Tokenizer.load(public)
+
+    def fails(place: Any, wish: Any, *others: Any) -> Any:
+        wish(Model({}, [], "", words.digest))
+        raise NoAnswerError("the vault closed the connection")
+
+    monkeypatch.setattr(vault_api, "generate", fails)
+    prompt = PROMPT.replace("alpha", "<redacted>alpha</redacted>")
+    with pytest.raises(NoAnswerError, match="the vault closed the connection") as end:
+        vault_api.complete_by_vault(
+            Place("127.0.0.1", 1, None), prompt, VaultOptions(obfuscation=how), tokenizer=public
+        )
+    assert ("both sets together tell the prompt" in str(end.value)) is not kept
