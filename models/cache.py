@@ -123,19 +123,19 @@ def packed(block: CacheT, kept: Array, positions: int, inside: int = 0) -> Cache
         return block._replace(own=packed(block.own, kept, positions, inside))
     layers, (lanes, m) = len(block.keys), kept.shape
     whole = [*block.keys, *block.values]
-    rows = jnp.concatenate([part[:, inside:] for part in whole])  # [part * lane * head, row, d]
-    n = block.positions - inside
-    one_hot = jax.nn.one_hot(kept, n, dtype=jnp.float32)
-    per_head = jnp.broadcast_to(
-        one_hot[None, :, None], (2 * layers, lanes, rows.shape[0] // (2 * layers * lanes), m, n)
-    )
-    parts = jnp.split(pick_rows(per_head.reshape(-1, m, n), rows), 2 * layers)
+    heads, _, head_dim = block.keys[0].shape
+    n, each = block.positions - inside, heads // lanes
+    # A row of all layers and heads is one row.
+    rows = jnp.stack([part[:, inside:].reshape(lanes, each, n, head_dim) for part in whole])
+    rows = rows.transpose(1, 3, 0, 2, 4).reshape(lanes, n, -1)
+    picked = pick_rows(jax.nn.one_hot(kept, n, dtype=jnp.float32), rows)
+    picked = picked.reshape(lanes, m, 2 * layers, each, head_dim).transpose(2, 0, 3, 1, 4)
+    parts = list(picked.reshape(2 * layers, heads, m, head_dim))
     if inside:
         parts = [
             jnp.concatenate([old[:, :inside], part], axis=1)
             for old, part in zip(whole, parts, strict=True)
         ]
-    heads, _, head_dim = block.keys[0].shape
     room = jnp.zeros((heads, inside + positions, head_dim), jnp.float32)
     written = [append_rows(room, part, 0) for part in parts]
     return Block(tuple(written[:layers]), tuple(written[layers:]))

@@ -229,16 +229,16 @@ def fold(params: LlamaParams, config: LlamaConfig) -> LlamaWeights:
 
 @functools.cache
 def turns(config: LlamaConfig) -> np.ndarray:
-    """Return the cosines and sines (float32 [position, head_dim / 2, 2]) by which a position turns
-    pairs. They are constants of the program, so parties whose tables differ notice it.
+    """Return the cosines and sines (float32 [position, head_dim / 2, 2, 1]) by which a position
+    turns pairs. They are constants of the program, so parties whose tables differ notice it.
     """
     frequencies = config.rotary.frequencies(config.head_dim)
     angles = np.outer(np.arange(config.max_position_embeddings), frequencies)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1)[..., None].astype(np.float32)
 
 
 def angles(config: LlamaConfig, rows: Rows) -> Array:
-    """Return cosines and sines [L n, head_dim / 2, 2] of the rows' positions; see `Family`."""
+    """Return cosines and sines [L n, head_dim / 2, 2, 1] of the rows' positions; see `Family`."""
     by_row = jnp.asarray(turns(config))[rows.positions.reshape(-1)]
     return known_factors(by_row) if rows.hidden else by_row
 

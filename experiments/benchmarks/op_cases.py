@@ -193,7 +193,7 @@ def _normed(x: Any) -> Any:
 
 def _turned(x: Any, turns: Any) -> Any:
     a, b = jnp.split(x, 2, axis=-1)
-    cos, sin = turns[:, None, :, 0], turns[:, None, :, 1]
+    cos, sin = turns[:, None, :, 0, 0], turns[:, None, :, 1, 0]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
@@ -277,7 +277,8 @@ def _rotation(name: str, owner: Owner, whose: str) -> OpCase:
 
     def inputs(rng: np.random.Generator, size: int) -> Sequence[Input]:
         angles = rng.uniform(-np.pi, np.pi, (size, _HEAD // 2))
-        turns = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+        turns = np.stack([np.cos(angles), np.sin(angles)], axis=-1)[..., None]
+        turns = turns.astype(np.float32)
         return [Input(fixed(rng, size, _HEADS, _HEAD)), Input(turns, owner)]
 
     def ours(x: Any, turns: Any) -> Any:

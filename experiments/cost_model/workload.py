@@ -22,7 +22,8 @@ import numpy as np
 from experiments.common.kinds import kind_of
 from experiments.common.replay import ROUNDS, Replay, dry_parties
 from models.family import ModelConfig
-from protocols.arithmetic import known_factors
+from protocols.arithmetic.known_factors import NAME as FACTORS
+from protocols.arithmetic.known_factors import factor_products
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.core._jax import shape_of
@@ -120,33 +121,22 @@ def of_steps(
 
 
 def _lasting(work: Workload, one: Workload, layers: int) -> Workload:
-    """Return the workload with the masks that serve all `layers` blocks one after the other, units
-    and messages, which are no sum over blocks: they follow from what one block takes. Rounds stay
-    as they are; where a row takes several units, each after the first may add two.
+    """Return the workload with units that serve all `layers` blocks: as many as one block takes,
+    with columns for each block.
     """
-    counts, units, bytes_of = dict(work.counts), dict(work.units), dict(work.bytes_of)
-    correlations = dict(work.correlations)
+    units, correlations = dict(work.units), dict(work.correlations)
     for name in [name for name in correlations if _lasts(name)]:
         del units[name], correlations[name]
-    for name, rows in one.units.items():
-        if not _lasts(name):
-            continue
-        factors, columns = (part.size for part in one.correlations[name].masks)
-        correlation, count = known_factors.units_of_row(factors, columns, layers)
-        correlations[correlation.name] = correlation
-        units[correlation.name] = rows * count
-        # Units after a row's first are opened as well.
-        opened = 8 * rows * factors * (count - 1)
-        counts["messages"] += count - 1
-        counts["client_to_provider"] += opened
-        bytes_of["attention products"] += opened
-        summed = factors + layers * columns * (1 + factors)
-        counts["words"] += opened / 8 + rows * (count * _words_of(correlation) - summed)
-    return replace(work, counts=counts, units=units, bytes_of=bytes_of, correlations=correlations)
+    for name, correlation in one.correlations.items():
+        if _lasts(name):
+            (n, k), (_, columns) = (part.shape for part in correlation.masks)
+            whole = factor_products(n, k, layers * columns)
+            units[whole.name], correlations[whole.name] = one.units[name], whole
+    return replace(work, units=units, correlations=correlations)
 
 
 def _lasts(name: str) -> bool:
-    return name.startswith(f"{known_factors.NAME} ")
+    return name.startswith(f"{FACTORS} ")
 
 
 def _words_of(correlation: Correlation) -> int:

@@ -1,23 +1,23 @@
-"""Products of shared numbers with factors that the client knows, which serve many products.
+"""Products of shared matrices with factors that the client knows, which serve many products.
 
-x = x_0 + x_1 [row, m] is shared, y [row, n] is the client's, and so is x_0: of all products
-x y = x_0 y + x_1 y of a row's entries only the second term needs the other party. y stays the same
-from product to product, so it is opened once, and one unit, which is one row's, serves `uses`
-products, of m columns of it each:
+x = x_0 + x_1 [k, m] is shared, y [n, k] is the client's, and so is x_0: of y x = y x_0 + y x_1 only
+the second term needs the other party. y stays the same from product to product, so it is opened
+once, and one unit serves `uses` products, with m columns of it each:
 
-    known factors    a [n] the client's, b [uses m] the provider's; result a b [n, uses m]
+    known factors    a [n, k] the client's, b [k, uses m] the provider's; result a b [n, uses m]
 
 known_factors   Factors of the client's with what products with them keep from call to call. Nothing
                 is sent.
-times_factors   All products of the entries of x and y, row by row.
+times_factors   y x, for a batch of both.
                   1. For fresh units the client sends e = y - a, which the provider keeps. The
                      provider sends f = x_1 - b, with the next m columns of b. Nothing that depends
                      on x_0 is sent.
-                  2. x_1 y = f y + e b + a b: the client has the first term, as it has x_0 y, the
+                  2. y x_1 = y f + e b + a b: the client has the first term, as it has y x_0, the
                      provider the second one, and the third is shared.
 
-Rotary positions are such factors, the same in every block of a model. Units made for all blocks
-fill ciphertexts; a block's own columns would leave almost all of one empty.
+Rotary positions are such factors, the same in every block of a model: columns [2, 1] of a cosine
+and a sine. Units made for all blocks fill ciphertexts; a block's own columns would leave almost all
+of one empty.
 
 Security. The provider sees e, under an `a` that is uniform, the client's alone, and hides one
 content, y; a later unit hides it again under an `a` of its own, so the copies are uniform given
@@ -26,7 +26,7 @@ for one product: columns are counted, and the count only moves forward. Every en
 takes one entry of a b that is used once, so its shares are as fresh as the prepared ones. Which
 units are taken, and when, follows from the sizes of the products, which are public.
 
-Prepared products are off by some 2^10 of 2^36 (`offline.packed.products`): words are fixed-point,
+Prepared products are off by some 2^11 of 2^36 (`offline.packed.products`): words are fixed-point,
 and 18 bits are truncated before anything is opened.
 
 The masks are bound to one party's randomness (`lasting`): factors of another session are refused. A
@@ -39,7 +39,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -51,24 +50,24 @@ from spu_llm.core.op import Cost, View, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, uniform_messages
 from spu_llm.core.values import CLIENT, Arith, Owner, Private, State, Stateful, Value, frac_bits_of
-from spu_llm.offline.packed.ring import N as SLOTS
 
 NAME = "known factors"
 _CHUNK = 32  # units made at once: one row of rotary positions has some tens
+_WORDS = 1 << 18  # of masks and products made at once, but for a unit that is larger
 
 
 @functools.cache
-def factor_products(n: int, columns: int) -> Correlation:
+def factor_products(n: int, k: int, columns: int) -> Correlation:
     return Correlation(
-        name=f"{NAME} {n} {columns}",
+        name=f"{NAME} {n} {k} {columns}",
         masks=(
-            Part((n,), Owner.CLIENT, Form.PRIVATE),
-            Part((columns,), Owner.PROVIDER, Form.PRIVATE),
+            Part((n, k), Owner.CLIENT, Form.PRIVATE),
+            Part((k, columns), Owner.PROVIDER, Form.PRIVATE),
         ),
         results=(shared(n, columns),),
-        secure=lambda a, b: [a[:, :, None] * b[:, None, :]],
-        matrices=lambda a, b: (a[:, :, None], b[:, None, :]),
-        chunk=_CHUNK,
+        secure=lambda a, b: [a @ b],
+        matrices=lambda a, b: (a, b),
+        chunk=max(1, min(_CHUNK, _WORDS // ((n + k) * columns))),
     )
 
 
@@ -77,8 +76,8 @@ def factor_products(n: int, columns: int) -> Correlation:
 
 @dataclass
 class _Unit:
-    """The units in use, one a row, at one party. `factors` [row, n]: the client's a; the provider's
-    e, which is what is open. `columns` [row, uses m]: the provider's b.
+    """The units in use, a batch, at one party. `factors` [batch, n, k]: the client's a; the
+    provider's e, which is what is open. `columns` [batch, k, uses m]: the provider's b.
     """
 
     factors: np.ndarray
@@ -88,7 +87,7 @@ class _Unit:
 
 @dataclass(frozen=True, eq=False)
 class KnownFactors(Private, Stateful):
-    """The client's factors [..., n], and the masks of products with them."""
+    """The client's factors [..., n, k], and the masks of products with them."""
 
     masks: Masks = field(default_factory=Masks, repr=False)
 
@@ -126,66 +125,46 @@ known_factors = protocol_op(
     non_interactive=True,
     of_forward=True,
 )
-"""The client's `factors` [..., n], unchanged; what products with them open serves later ones."""
+"""The client's `factors` [..., n, k], unchanged; what products with them open serves later ones."""
 
 
 # ---- products
 
 
-def units_of_row(n: int, m: int, uses: int) -> tuple[Correlation, int]:
-    """Return what `uses` products with m columns of a row of n factors take: a correlation, and the
-    number of its units. Together they serve so many products, or a few more.
-    """
-    served = _served(m, uses)
-    return factor_products(n, served * m), -(-uses // served)
-
-
-def _served(m: int, uses: int) -> int:
-    """Return how many products of m columns a unit serves: `uses`, or fewer, about equally many
-    each, of which the columns fit half a ciphertext, where two factors of a row still do.
-    """
-    most = max(1, SLOTS // 2 // max(1, m))
-    return -(-uses // -(-uses // most))
-
-
 def _sizes(x: Value, y: Value, uses: int) -> tuple[int, int, int, int]:
-    """Return rows, n and m, and how many products a unit serves. ValueError for shapes that do not
-    fit.
-    """
-    if not x.shape or not y.shape or x.shape[:-1] != y.shape[:-1]:
-        raise ValueError(f"factors {y.shape} do not fit rows {x.shape}")
+    """Return the size of the batch, n, k and m. ValueError for shapes that do not fit."""
+    if min(len(x.shape), len(y.shape)) < 2 or (*y.shape[:-2], y.shape[-1]) != x.shape[:-1]:
+        raise ValueError(f"factors {y.shape} do not fit {x.shape}")
     if uses < 1:
         raise ValueError(f"factors serve one product or more, not {uses}")
-    m = x.shape[-1]
-    return math.prod(x.shape[:-1]), y.shape[-1], m, _served(m, uses)
+    return math.prod(x.shape[:-2]), *y.shape[-2:], x.shape[-1]
 
 
 def _is_empty(x: Value, y: Value) -> bool:
-    return not math.prod((*x.shape, y.shape[-1]))
+    return not math.prod((*x.shape, *y.shape))
 
 
 def _times_factors(
     party: Party, x: Value, y: Value, *, uses: int, shift: int | None = None
 ) -> Arith:
-    rows, n, m, served = _sizes(x, y, uses)
+    batch, n, k, m = _sizes(x, y, uses)
     known, share = _with_masks(y), as_arith(party, x)
-    words = np.zeros((rows, n, m), np.uint64)
+    words = np.zeros((batch, n, m), np.uint64)
     if not _is_empty(x, y):
-        correlation = factor_products(n, served * m)
+        correlation = factor_products(n, k, uses * m)
         half = known.masks.begin(party, correlation)
-        columns = _next(half.used, m, served * m)
+        columns = _next(half.used, m, uses * m)
         if not columns.start:
-            taken = party.take(correlation, rows)
+            taken = party.take(correlation, batch)
             half.unit = _Unit(*taken.masks, *taken.results)
-        mine = share.words.reshape(rows, m)
+        mine = share.words.reshape(batch, k, m)
         if known.masks.dry:
             _exchange(party, mine, n, fresh=not columns.start)
         else:
             words += _multiply(party, mine, known, half.unit, columns)
         half.used = columns.stop
         half.busy = False
-    shape = (*x.shape[:-1], n, m)
-    return rescaled(party, words.reshape(shape), share, shift)
+    return rescaled(party, words.reshape(*x.shape[:-2], n, m), share, shift)
 
 
 def _next(used: int, m: int, columns: int) -> slice:
@@ -199,30 +178,29 @@ def _next(used: int, m: int, columns: int) -> slice:
 def _multiply(
     party: Party, x: np.ndarray, known: KnownFactors, unit: _Unit, columns: slice
 ) -> np.ndarray:
-    """Return this party's share [row, n, m] of x y, by these columns of the units."""
-    rows, fresh = len(x), not columns.start
-    product = unit.product[:, :, columns]
+    """Return this party's share [batch, n, m] of y x, by these columns of the units."""
+    fresh, product = not columns.start, unit.product[:, :, columns]
     if party.rank == CLIENT:
         y = known_words(party, known, frac_bits_of(known.dtype, party.frac_bits))
-        y = y.reshape(rows, -1)
+        y = y.reshape(unit.factors.shape)
         # 1.
         if fresh:
             party.send(y - unit.factors)
         f = party.recv(x.shape)
         # 2.
-        return y[:, :, None] * (x + f)[:, None, :] + product
-    b = unit.columns[:, columns]
+        return y @ (x + f) + product
+    b = unit.columns[:, :, columns]
     # 1.
     party.send(x - b)
     if fresh:
-        unit.factors = party.recv((rows, known.shape[-1]))
+        unit.factors = party.recv(unit.factors.shape)
     # 2.
-    return unit.factors[:, :, None] * b[:, None, :] + product
+    return unit.factors @ b + product
 
 
 def _exchange(party: Party, x: np.ndarray, n: int, *, fresh: bool) -> None:
     """Send zeros in place of what a product sends, and forget what comes."""
-    e, f = (len(x), n), x.shape
+    e, f = (len(x), n, x.shape[1]), x.shape
     if party.rank == CLIENT:
         if fresh:
             party.send(np.zeros(e, np.uint64))
@@ -235,36 +213,32 @@ def _exchange(party: Party, x: np.ndarray, n: int, *, fresh: bool) -> None:
 
 def _cost(x: Value, y: Value, *, uses: int, shift: int | None = None) -> Cost:
     """Return the cost of the next call, which depends on what is open now."""
-    rows, n, m, served = _sizes(x, y, uses)
-    total = arith_cost(x) + rescaled_cost(x, (rows, n, m), shift)
+    batch, n, k, m = _sizes(x, y, uses)
+    total = arith_cost(x) + rescaled_cost(x, (batch, n, m), shift)
     if _is_empty(x, y):
         return total
-    used = y.masks.used(factor_products(n, served * m)) if isinstance(y, KnownFactors) else 0
-    fresh = not _next(used, m, served * m).start
-    return total + Cost(1 + fresh, 1, 8 * rows * n * fresh, 8 * rows * m)
+    used = y.masks.used(factor_products(n, k, uses * m)) if isinstance(y, KnownFactors) else 0
+    fresh = not _next(used, m, uses * m).start
+    return total + Cost(1 + fresh, 1, 8 * batch * n * k * fresh, 8 * batch * k * m)
 
 
 def _correct(x: Value, y: Value, *, uses: int, shift: int | None = None) -> Correct:
     """Return the function that brings a simulated result of a first call to the wanted one."""
-    rows, n, m, _ = _sizes(x, y, uses)
+    batch, n, _, m = _sizes(x, y, uses)
 
     def enter(drawn: Sequence[np.ndarray], difference: np.ndarray) -> None:
-        drawn[-1][:, :, :m] += difference.reshape(rows, n, m)
+        drawn[-1][:, :, :m] += difference.reshape(batch, n, m)
 
     return correct_product(x, shift, enter)
 
 
-def _reference(x: Any, y: Any, *, uses: int, shift: int | None = None) -> Any:
-    return meaning(x[..., None, :] * y[..., :, None], shift)
-
-
 times_factors = protocol_op(
     "times_factors",
-    reference=_reference,
+    reference=lambda x, y, uses, shift=None: meaning(y @ x, shift),
     two_party=_times_factors,
     cost=_cost,
     simulate=uniform_messages(_times_factors, _correct),
 )
-"""x [..., m] times factors y [..., n] that are private to the client: [..., n, m], with y of any
-number of calls, of which a unit serves `uses`. Fixed-point, off by some 2^10 before the truncation;
-with a `shift` of 0 whoever calls truncates before anything is opened. m is 8,192 at most."""
+"""y [..., n, k] @ x [..., k, m], with factors y that are private to the client, of any number of
+calls, of which a unit serves `uses`. Fixed-point, off by some 2^11 before the truncation; with a
+`shift` of 0 whoever calls truncates before anything is opened."""

@@ -13,7 +13,7 @@ from typing import Any
 from protocols.arithmetic import product
 from protocols.arithmetic.cached import append, lengthen
 from protocols.arithmetic.field_product import field_multiply
-from protocols.arithmetic.narrow import FRAC_BITS
+from protocols.arithmetic.known_factors import times_factors
 from spu_llm.core.approx import approximation
 
 LOOK_UP_LIFT = 14  # entries stay below 2^11
@@ -46,12 +46,12 @@ look_up = approximation(
 
 
 def _pick_on_shares(one_hot: Any, rows: Any) -> Any:
-    return product.matmul(one_hot * 2.0**-FRAC_BITS, rows, shift=0)
+    return times_factors(rows, one_hot, uses=1)
 
 
 pick_rows = approximation("pick_rows", reference=operator.matmul, on_shares=_pick_on_shares)
-"""Rows of shared `rows` [batch, n, d], one for each of the one-hot rows [batch, m, n]; zeros where
-a row has no one in it."""
+"""Rows of shared `rows` [batch, n, d], one for each of the client's one-hot rows [batch, m, n];
+zeros where a row has no one in it."""
 
 
 append_rows = approximation("append_rows", reference=append.reference, on_shares=append)

@@ -32,7 +32,7 @@ from spu_llm.core.approx import approximation
 
 def _rotate(x: Any, turns: Any, *, hidden: bool, uses: int = 1) -> Any:
     a, b = jnp.split(x, 2, axis=-1)
-    cos, sin = turns[:, None, :, 0], turns[:, None, :, 1]
+    cos, sin = turns[:, None, :, 0, 0], turns[:, None, :, 1, 0]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
@@ -48,26 +48,26 @@ def _rotate_on_shares(x: Any, turns: Any, *, hidden: bool, uses: int = 1) -> Any
 
 
 def _public_products(a: Any, b: Any, turns: Any) -> Any:
-    """Multiply a and b [rows, heads, d/2] by public turns [rows, d/2, 2]: four products of a's
+    """Multiply a and b [rows, heads, d/2] by public turns [rows, d/2, 2, 1]: four products of a's
     shape.
     """
     whole = jnp.round(turns * 2.0**FRAC_BITS).astype(jnp.int32)[:, None]
-    factors = [jnp.broadcast_to(whole[..., i], a.shape) for i in (0, 1)]
+    factors = [jnp.broadcast_to(whole[..., i, 0], a.shape) for i in (0, 1)]
     return [[times_whole(half, factor) for factor in factors] for half in (a, b)]
 
 
 def _secret_products(a: Any, b: Any, turns: Any, uses: int) -> Any:
-    """Multiply a and b [rows, heads, d/2] by the client's turns [rows, d/2, 2]: four products of
+    """Multiply a and b [rows, heads, d/2] by the client's turns [rows, d/2, 2, 1]: four products of
     a's shape.
     """
     rows, heads, pairs = a.shape
-    halves = jnp.stack([a, b]).transpose(1, 3, 0, 2).reshape(rows, pairs, 2 * heads)
+    halves = jnp.stack([a, b]).transpose(1, 3, 0, 2).reshape(rows, pairs, 1, 2 * heads)
     products = times_factors(halves, turns, uses=uses, shift=0)
     by_factors = products.reshape(rows, pairs, 2, 2, heads).transpose(3, 2, 0, 4, 1)
     return [[by_factors[half, factor] for factor in (0, 1)] for half in (0, 1)]
 
 
 rotate = approximation("rotate", reference=_rotate, on_shares=_rotate_on_shares)
-"""Heads x [rows, heads, d] turned by angles, of which turns [rows, d/2, 2] has cosines and sines.
-`hidden` says that they are the client's secret; then `known_factors` serve `uses` calls with the
-same turns."""
+"""Heads x [rows, heads, d] turned by angles: turns [rows, d/2, 2, 1] has a cosine and a sine for
+each pair, one below the other. `hidden` says that they are the client's secret; then
+`known_factors` serve `uses` calls with the same turns."""

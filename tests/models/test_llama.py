@@ -274,7 +274,7 @@ def test_no_activation_passes_its_bound_and_some_come_near() -> None:
     values, out = value.reshape(-1, 2, size), block["out"]["weight"].reshape(4, size, d)
     attended = sum(np.abs(values[:, h // 2] @ out[h]).max(axis=0) for h in range(4))
     assert np.max(attended) <= bound.attended <= bound.added(0.0)
-    cos, sin = np.moveaxis(turns(SMALL)[[0, 7]], -1, 0)
+    cos, sin = np.moveaxis(turns(SMALL)[[0, 7], :, :, 0], -1, 0)
     largest = 0.0
     for head in range(4):
         q = query[:3000, head * size : (head + 1) * size]

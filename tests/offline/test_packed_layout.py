@@ -188,6 +188,25 @@ def test_columns_stand_apart_where_that_sends_less(
     assert sent <= whole.ciphertext_bytes + whole.answer_bytes
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "m", "widths"),
+    [
+        (2, 1, N, [N]),
+        (2, 1, 11520, [N, 11520 - N]),
+        (128, 128, 512, [512]),  # 16 polynomials of Y's
+        (128, 128, 513, [257, 256]),
+        (128, 256, 600, [150] * 4),
+        (1, 40000, 3, [1] * 3),
+    ],
+)
+def test_columns_that_do_not_fit_go_apart(n: int, k: int, m: int, widths: list[int]) -> None:
+    actual = columns_apart(3, n, k, m)
+    assert [of.m for _, of in actual] == widths
+    assert [columns.start for columns, _ in actual] == [sum(widths[:i]) for i in range(len(widths))]
+    assert all(columns.stop - columns.start == of.m for columns, of in actual)
+    assert all(of.blocks <= layout._BLOCKS or of.m == 1 for _, of in actual)
+
+
 @pytest.mark.parametrize("m", [N + 1, 2 * N])
 def test_too_many_columns(m: int) -> None:
     with pytest.raises(ValueError, match=f"{m} columns does not fit 8192"):

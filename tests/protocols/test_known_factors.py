@@ -18,7 +18,6 @@ from protocols.arithmetic.known_factors import (
     factor_products,
     known_factors,
     times_factors,
-    units_of_row,
 )
 from protocols.bits.convert import as_arith, known_words
 from spu_llm.compiler.secure_function import SecureFunction
@@ -41,16 +40,16 @@ from spu_llm.core.values import (
     owner_of,
 )
 from spu_llm.offline.packed.products import owners
-from spu_llm.offline.packed.ring import N as SLOTS
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
 from spu_llm.testing.run import Outcome
 from tests.protocols.composed import ComposedContract
 
-ROWS, FACTORS = 2, 2
-X = np.array([[3, -1, 7], [2**62, 0, 5]])  # [row, m]
-Y = np.array([[2, -5], [-(2**63), 2**40 - 1]])  # [row, n]
+BATCH, N, K = 2, 3, 2
+X = np.array([[[3, -1, 7], [2**62, 0, 5]], [[-(2**63), 9, 1], [4, -2, 2**40]]])  # [batch, k, m]
+Y = np.array([[[2, -5], [0, 1], [-(2**63), 6]], [[7, -1], [2**40 - 1, 3], [1, 1]]])  # [batch, n, k]
+ONE = X[:, :1, :1], Y[:, :1, :1]  # one word each
 FORMS = ("arith", "client")
 
 
@@ -66,8 +65,8 @@ class TestTimesFactors(OpContract):
     fresh = True
     elementwise = False
     cases = [
-        Case((X[:, :1], Y[:, :1]), ("arith", "client"), {"uses": 1}),
-        Case((X[:, :1], Y[:, :1]), ("degenerate", "client"), {"uses": 2}),
+        Case(ONE, ("arith", "client"), {"uses": 1}),
+        Case(ONE, ("degenerate", "client"), {"uses": 2}),
     ]
 
 
@@ -89,7 +88,7 @@ Products = Sequence[tuple[int, int]]  # columns, and how many of them a unit ser
 
 def plain_of(products: Products) -> list[np.ndarray]:
     rng = np.random.default_rng(len(products))
-    return [rng.integers(-(2**63), 2**63 - 1, (ROWS, m)) for m, _ in products]
+    return [rng.integers(-(2**63), 2**63 - 1, (BATCH, K, m)) for m, _ in products]
 
 
 def run(products: Products, zero: bool = False) -> tuple[Outcome, list[Cost]]:
@@ -130,16 +129,14 @@ def test_any_sequence_of_calls(products: list[tuple[int, int]]) -> None:
     """
     outcome, costs = run(products)
     for x, pair in zip(plain_of(products), zip(*outcome.outputs, strict=True), strict=True):
-        with np.errstate(over="ignore"):
-            wanted = x[:, None, :] * Y[:, :, None]
-        np.testing.assert_array_equal(reconstruct_words(list(pair)).view(np.int64), wanted)
+        np.testing.assert_array_equal(reconstruct_words(list(pair)).view(np.int64), Y @ x)
     client, provider = outcome.traffic
     assert costs[CLIENT] == costs[PROVIDER]
     assert client.sent_messages + provider.sent_messages == costs[CLIENT].messages
     columns = sum(m for m, _ in products)
-    assert provider.sent_bytes == costs[CLIENT].provider_to_client == 8 * ROWS * columns
+    assert provider.sent_bytes == costs[CLIENT].provider_to_client == 8 * BATCH * K * columns
     taken = sum(len(t.correlations.results[0]) for t in outcome.fresh[CLIENT].taken)
-    assert client.sent_bytes == costs[CLIENT].client_to_provider == 8 * FACTORS * taken
+    assert client.sent_bytes == costs[CLIENT].client_to_provider == 8 * N * K * taken
     for rank in (CLIENT, PROVIDER):
         assert repeated(products, rank) == 0
 
@@ -162,27 +159,6 @@ def repeated(products: Products, rank: int) -> int:
     return words.size - len(set(words.tolist()))
 
 
-@pytest.mark.parametrize(
-    ("m", "uses", "served"), [(1024, 6, 3), (2700, 3, 1), (24, 30, 30), (144, 80, 27), (5000, 2, 1)]
-)
-def test_a_unit_fits_half_a_ciphertext(m: int, uses: int, served: int) -> None:
-    """So many columns that they do not: units serve fewer products, about equally many each. The
-    columns of one product alone may be more.
-    """
-    x = Arith(np.zeros((1, m), np.uint64), np.dtype(np.int64), 0)
-    party = _party()
-    (known,) = known_factors.run(party, [_own(Y[:1])], {})
-    fresh = []
-    for i in range(2 * served + 1):
-        said = len(party.outgoing)
-        times_factors.run(party, [x, known], {"uses": uses})
-        fresh += [i] * (len(party.outgoing) - said)
-    assert fresh == [0, served, 2 * served]
-    correlation, count = units_of_row(FACTORS, m, uses)
-    assert correlation == factor_products(FACTORS, served * m) and count == -(-uses // served)
-    assert served == 1 or served * m <= SLOTS // 2
-
-
 # ---- broken twins
 
 
@@ -195,7 +171,7 @@ def _three_products(party: Party, x: Value, y: Value, goes_back: bool = False) -
     for _ in range(2):
         times_factors.run(party, [x, known], {"uses": 4})
     if goes_back:
-        known.masks.half(factor_products(y.shape[1], 4 * x.shape[1])).used = 1
+        known.masks.half(factor_products(1, 1, 4)).used = 1
     return times_factors.run(party, [x, known], {"uses": 4})[0]  # type: ignore[return-value]
 
 
@@ -220,7 +196,7 @@ class TestThreeProducts(ComposedContract):
     op = three_products
     fresh = True
     elementwise = False
-    cases = [Case((X[:, :1], Y[:, :1]), FORMS)]
+    cases = [Case(ONE, FORMS)]
 
 
 def test_columns_of_two_products_are_noticed() -> None:
@@ -306,8 +282,9 @@ def test_only_factors_of_the_client_are_known(op: Any, form: str) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="do not fit rows"):
-        run_op(times_factors, Case((X, Y[:1]), FORMS, FOUR))
+    for y in (Y[:1], Y[:, :, :1], Y[0, 0]):
+        with pytest.raises(ValueError, match="do not fit"):
+            run_op(times_factors, Case((X, y), FORMS, FOUR))
     with pytest.raises(ValueError, match="one product or more, not 0"):
         run_op(times_factors, Case((X, Y), FORMS, {"uses": 0}))
 
@@ -365,11 +342,17 @@ def test_what_is_known_is_still_the_clients() -> None:
 # ---- with SPU
 
 
-def test_what_is_made_is_declared_up_to_noise(simulation: Simulation) -> None:
+@pytest.mark.parametrize(
+    ("correlation", "count"),
+    [(factor_products(2, 1, 30), 40), (factor_products(9, 40, 5000), 1)],
+    ids=["turns", "rows side by side"],
+)
+def test_what_is_made_is_declared_up_to_noise(
+    simulation: Simulation, correlation: Correlation, count: int
+) -> None:
     """The provider alone encrypts."""
-    correlation: Correlation = factor_products(2, 30)
     assert owners(correlation) == [PROVIDER]
-    both = simulation.run(lambda session: session.preprocessing.take(correlation, 40))
+    both = simulation.run(lambda session: session.preprocessing.take(correlation, count))
     a, b = (x + y for x, y in zip(both[0].masks, both[1].masks, strict=True))
     assert not both[PROVIDER].masks[0].any() and not both[CLIENT].masks[1].any()
     (product,) = (x + y for x, y in zip(both[0].results, both[1].results, strict=True))
@@ -387,7 +370,7 @@ def test_a_program_opens_its_factors_once(simulation: Simulation) -> None:
         turns = known_factors(angles)
         x = a + b
         for _ in range(3):
-            products = times_factors(x, turns, uses=2)
+            products = times_factors(x[:, None], turns, uses=2)
             cos, sin = products[:, 0], products[:, 1]
             x = jnp.concatenate([cos[:, :2] - sin[:, 2:], cos[:, 2:] + sin[:, :2]], axis=1)
         return reveal(x, to=Owner.CLIENT, label="test")
@@ -396,7 +379,7 @@ def test_a_program_opens_its_factors_once(simulation: Simulation) -> None:
     rng = np.random.default_rng(0)
     halves = rng.normal(size=(2, 5, 4)).astype(np.float32)
     angles = rng.uniform(-3, 3, 5)
-    turns = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+    turns = np.stack([np.cos(angles), np.sin(angles)], axis=-1)[..., None].astype(np.float32)
 
     def work(session: PartySession) -> Any:
         own = [session.private(r, np.array, (5, 4), np.float32, halves[r]) for r in (0, 1)]
@@ -428,7 +411,7 @@ def test_factors_go_from_program_to_program(simulation: Simulation) -> None:
     """
     first = SecureFunction(_first_product, (Owner.CLIENT, Owner.CLIENT), "first")
     second = SecureFunction(_two_products, (Owner.CLIENT, Owner.CLIENT), "second")
-    x, y = np.array([[1.5, -2.0]], np.float32), np.array([[0.5, 4.0]], np.float32)
+    x, y = np.array([[1.5, -2.0]], np.float32), np.array([[0.5], [4.0]], np.float32)
 
     def work(session: PartySession) -> Any:
         own = [session.private(CLIENT, np.array, z.shape, np.float32, z) for z in (x, y)]
@@ -444,7 +427,7 @@ def test_factors_go_from_program_to_program(simulation: Simulation) -> None:
         return session.get(product), session.get(twice), sent
 
     outcomes = simulation.run(work)
-    wanted = x[:, None, :] * y[:, :, None]
+    wanted = y @ x
     for _, _, sent in outcomes:
         assert sent == [1, 1], "they are open, so there are bits of a truncation alone"
     np.testing.assert_allclose(outcomes[CLIENT][0], wanted, atol=1e-4)

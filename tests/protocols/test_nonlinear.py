@@ -83,7 +83,7 @@ SCORES = _held(np.concatenate([RNG.normal(0, 3, (3, 64)), np.zeros((1, 64))]))
 SCORES[0, 5] = 60.0  # one weight alone
 HEADS = _held(RNG.normal(0, 8, (6, 3, 10)))  # [row, head, d]
 ANGLES = np.outer(np.array([0, 1, 2, 3, 100, 5000]), 10.0 ** -np.arange(5))  # of rows, by pair
-TURNS = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=-1).astype(np.float32)
+TURNS = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=-1)[..., None].astype(np.float32)
 ROUNDED = UNIT + 2.0**-18.5 * float(np.max(np.hypot(HEADS[..., :5], HEADS[..., 5:])))
 
 
@@ -250,7 +250,7 @@ def test_activations_differentiate_as_their_references() -> None:
 def test_positions_turn_heads_without_a_segment(simulation: Simulation, owner: Owner) -> None:
     """Looked up in a table by public positions, or by the client's own, which it alone knows."""
     angles = np.outer(np.arange(9), [1.0, 0.1])
-    table = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+    table = np.stack([np.cos(angles), np.sin(angles)], axis=-1)[..., None].astype(np.float32)
     at, x = np.array([8, 0, 3], np.int32), _held(RNG.normal(size=(3, 2, 4)))
 
     def turned(x: Any, zero: Any, at: Any) -> Any:

@@ -201,7 +201,7 @@ def _of_several(op: ProtocolOp, width: int) -> Case:
 
 
 def _of_known_factors() -> Case:
-    """Units of two products: the third begins another one of each row. Rows of 2 x 2."""
+    """Two matrices, each with a unit for two products: the third product begins another one."""
 
     def product(width: int, seed: int) -> Call:
         x = Given(_fixed((2, 2, width), 2.0, seed), "arith")

@@ -24,6 +24,7 @@ from spu_llm.offline.packed.ring import N
 
 _ROWS = 2  # of X in a polynomial: more make fewer polynomials of X's, and more of Y's
 _PACKED = 128  # pairs that become one, at most: the error grows with them
+_BLOCKS = 16  # polynomials of Y's of a group, at most, unless one column has more: a MB each
 
 CIPHERTEXT_BYTES = 16 * N  # of b_b
 ANSWER_BYTES = 8 * N  # of c0
@@ -165,20 +166,36 @@ class Layout:
 
 def columns_apart(units: int, n: int, k: int, m: int) -> list[tuple[slice, Layout]]:
     """Return layouts of units X Y, each with the columns of Y that it is of, in order: all of them
-    in one, or where X is one word in several that send less, their switching keys, which a session
-    sends once, not counted. There D m is N only for a power of two: of 576 columns, 512 and 64 fill
-    their polynomials.
+    in one, unless they do not fit.
+
+    More than N columns, or polynomials of Y's than are kept in memory, are several layouts. Where X
+    is one word, there may be several that send less, their switching keys, which a session sends
+    once, not counted: D m is N only for a power of two, so of 576 columns, 512 and 64 fill their
+    polynomials.
     """
-    whole = Layout(units, n, k, m)
+    if n == k == 1:
+        return _of_words(units, m)
+    width = min(m, N)
+    while width > 1 and Layout(units, n, k, width).blocks > _BLOCKS:
+        width = math.ceil(width / 2)
+    return [
+        (slice(start, min(start + width, m)), Layout(units, n, k, min(width, m - start)))
+        for start in range(0, m, width)
+    ]
+
+
+def _of_words(units: int, m: int) -> list[tuple[slice, Layout]]:
+    """Return the layouts of rows [m] times one word."""
+    whole = Layout(units, 1, 1, m)
     best = [(slice(0, m), whole)]
     most = 1 << m.bit_length() - 1
-    if not whole.is_scalar or most == m:
+    if most == m:
         return best
     rest = [
         (slice(most + of.start, most + of.stop), layout)
-        for of, layout in columns_apart(units, n, k, m - most)
+        for of, layout in _of_words(units, m - most)
     ]
-    parts = [(slice(0, most), Layout(units, n, k, most)), *rest]
+    parts = [(slice(0, most), Layout(units, 1, 1, most)), *rest]
     return min(
         best,
         parts,
