@@ -117,7 +117,8 @@ def lengthened(block: CacheT, positions: int) -> CacheT:
 def packed(block: CacheT, kept: Array, positions: int, inside: int = 0) -> CacheT:
     """Return a block with `inside` prefix rows, which are copied from `block`, and `positions` rows
     after them: first the rows number `kept` (int32 [lane, m], counted after the prefix; -1: a row
-    of zeros) of `block`, then unwritten rows. All other rows of `block` are dropped.
+    of zeros) of `block`, then unwritten rows. All other rows of `block` are dropped. On shares rows
+    are off by a unit and noise (`pick_rows`), and `kept` is the client's.
     """
     if isinstance(block, EncoderDecoderCache):
         return block._replace(own=packed(block.own, kept, positions, inside))
@@ -125,11 +126,12 @@ def packed(block: CacheT, kept: Array, positions: int, inside: int = 0) -> Cache
     whole = [*block.keys, *block.values]
     heads, _, head_dim = block.keys[0].shape
     n, each = block.positions - inside, heads // lanes
-    # A row of all layers and heads is one row.
+    # What one layer's heads have of a row stands side by side.
     rows = jnp.stack([part[:, inside:].reshape(lanes, each, n, head_dim) for part in whole])
-    rows = rows.transpose(1, 3, 0, 2, 4).reshape(lanes, n, -1)
-    picked = pick_rows(jax.nn.one_hot(kept, n, dtype=jnp.float32), rows)
-    picked = picked.reshape(lanes, m, 2 * layers, each, head_dim).transpose(2, 0, 3, 1, 4)
+    rows = rows.transpose(1, 0, 3, 2, 4).reshape(lanes, 2 * layers, n, each * head_dim)
+    one_hot = jax.nn.one_hot(kept, n, dtype=jnp.float32)[:, None]
+    picked = pick_rows(jnp.broadcast_to(one_hot, (lanes, 2 * layers, m, n)), rows)
+    picked = picked.reshape(lanes, 2 * layers, m, each, head_dim).transpose(1, 0, 3, 2, 4)
     parts = list(picked.reshape(2 * layers, heads, m, head_dim))
     if inside:
         parts = [

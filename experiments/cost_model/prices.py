@@ -131,7 +131,7 @@ def kind_of(correlation: Correlation) -> str:
     """Return the kind of a correlation; all of a kind have one price, or one set of terms. Records
     of runs use the first two words of a correlation's name instead: packed products are "cached
     products", "weighted cached", "known products", "weighted known", "known factors", "row squares"
-    and "scaled row" there, and "matrix triple" are outer products, unless they pack a cache.
+    and "scaled row" there, and "matrix triple" are products of SPU's.
     """
     if correlation.fixed is not None:
         return "masked product"

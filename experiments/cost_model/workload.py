@@ -112,36 +112,33 @@ def of_steps(
         few = {"vocab_size": min(config.vocab_size, _FEW_TOKENS)}
         kinds = Counter({replace(kind, **few): count for kind, count in kinds.items()})
         one = of(replace(config.with_blocks([last]), **few), asked)
+    two = one
     for kind, count in kinds.items():
+        two = of(kind, asked)
         total = [
             _present(so_far.combined(b.combined(a, 1.0, -1.0), 1.0, float(count)))
-            for so_far, a, b in zip(total, one, of(kind, asked), strict=True)
+            for so_far, a, b in zip(total, one, two, strict=True)
         ]
-    return [_lasting(work, a, config.layers) for work, a in zip(total, one, strict=True)]
+    return [_lasting(*works, config.layers) for works in zip(total, one, two, strict=True)]
 
 
-def _lasting(work: Workload, one: Workload, layers: int) -> Workload:
+def _lasting(work: Workload, one: Workload, two: Workload, layers: int) -> Workload:
     """Return the workload with units that serve all `layers` blocks: as many as one block takes,
-    with columns for each block.
+    with columns for each block. Models of one and of two blocks take other kinds of them.
     """
     units, correlations = dict(work.units), dict(work.correlations)
-    for name in [name for name in correlations if _lasts(name)]:
+    changing = {name for name in one.units.keys() ^ two.units.keys() if _is_of_factors(name)}
+    for name in changing & units.keys():
         del units[name], correlations[name]
-    for name, correlation in one.correlations.items():
-        if _lasts(name):
-            (n, k), (_, columns) = (part.shape for part in correlation.masks)
-            whole = factor_products(n, k, layers * columns)
-            units[whole.name], correlations[whole.name] = one.units[name], whole
+    for name in changing & one.units.keys():
+        (n, k), (_, columns) = (part.shape for part in one.correlations[name].masks)
+        whole = factor_products(n, k, layers * columns)
+        units[whole.name], correlations[whole.name] = one.units[name], whole
     return replace(work, units=units, correlations=correlations)
 
 
-def _lasts(name: str) -> bool:
+def _is_of_factors(name: str) -> bool:
     return name.startswith(f"{FACTORS} ")
-
-
-def _words_of(correlation: Correlation) -> int:
-    """Return the words of a unit, both parties' masks and a share of the results."""
-    return sum(part.size for part in (*correlation.masks, *correlation.results))
 
 
 def _present(work: Workload) -> Workload:
@@ -227,7 +224,8 @@ def _of_plan(plan: Plan, demand: Demand, sent: dict[str, float]) -> Workload:
             correlation, name = need.correlation, common_name(need.correlation.name)
             units[name] += need.units
             correlations[name] = correlation
-            counts["words"] += need.units * _words_of(correlation)
+            parts = (*correlation.masks, *correlation.results)
+            counts["words"] += need.units * sum(part.size for part in parts)
             if correlation.fixed is not None:
                 counts["weight_products"] += need.units * correlation.fixed.size
                 matrices.add(matrix_of(correlation))

@@ -50,8 +50,8 @@ def _pick_on_shares(one_hot: Any, rows: Any) -> Any:
 
 
 pick_rows = approximation("pick_rows", reference=operator.matmul, on_shares=_pick_on_shares)
-"""Rows of shared `rows` [batch, n, d], one for each of the client's one-hot rows [batch, m, n];
-zeros where a row has no one in it."""
+"""Rows of shared `rows` [..., n, d], one for each of the client's one-hot rows [..., m, n]; zeros
+where a row has no one in it. On shares up to 2^26, and off by 1 + 2^-6 units."""
 
 
 append_rows = approximation("append_rows", reference=append.reference, on_shares=append)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import Array
 
-from models.cache import HIDDEN, Block, Prefix, attend, rows_after
+from models.cache import HIDDEN, Block, Prefix, attend, packed, rows_after
 from models.family import logits
 from models.gpt2 import FAMILY, GPT2Config, fold, init_params
 from protocols.functions.aggregation import OwnedBlock
@@ -208,3 +208,45 @@ def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) ->
     outcomes = simulation.run(program)[CLIENT]
     wanted = whole_attention(query, keys[:, hidden:], values[:, hidden:], np.ones((1, seen), bool))
     np.testing.assert_allclose(outcomes, wanted, atol=0.01)
+
+
+def test_a_full_block_is_packed_by_the_clients_choice(simulation: Simulation) -> None:
+    """Of two lanes with two heads and two layers, after a row of a prefix; -1 is a row of zeros.
+    Words are off by a unit and noise.
+    """
+    layers, lanes, heads, size, inside, rows, room = 2, 2, 2, 3, 1, 4, 5
+    rng = np.random.default_rng(0)
+    shape = (2 * layers, lanes * heads, inside + rows, size)
+    whole = (rng.normal(size=shape) * 100).astype(np.float32)
+    kept = np.array([[2, -1, 0], [3, 1, -1]], np.int32)
+
+    def work(own: Any, kept: Any) -> Any:
+        parts = list(own)
+        block = packed(Block(tuple(parts[:layers]), tuple(parts[layers:])), kept, room, inside)
+        return [reveal(x, to=Owner.CLIENT, label="row") for x in (*block.keys, *block.values)]
+
+    def shared(a: Any, b: Any, kept: Any) -> Any:
+        return work(a + b, kept)
+
+    function = SecureFunction(shared, (Owner.CLIENT, Owner.PROVIDER, Owner.CLIENT), "packed")
+
+    def program(session: PartySession) -> Any:
+        halves = [
+            session.private(rank, lambda: whole / 2, shape, np.float32)
+            for rank in (CLIENT, PROVIDER)
+        ]
+        chosen = session.private(CLIENT, lambda: kept, kept.shape, np.int32)
+        return [session.get(x) for x in session.call(function, *halves, chosen)]
+
+    outcome = simulation.run(program)[CLIENT]
+    wanted = np.zeros((2 * layers, lanes * heads, inside + room, size), np.float32)
+    wanted[:, :, :inside] = whole[:, :, :inside]
+    for (lane, at), row in np.ndenumerate(kept):
+        if row >= 0:
+            of_lane = slice(lane * heads, (lane + 1) * heads)
+            wanted[:, of_lane, inside + at] = whole[:, of_lane, inside + row]
+    np.testing.assert_allclose(np.stack(outcome), wanted, rtol=0, atol=2.1 * 2.0**-18 + 2e-5)
+    plain = packed(
+        Block(tuple(whole[:layers]), tuple(whole[layers:])), jnp.asarray(kept), room, inside
+    )
+    np.testing.assert_array_equal(np.stack([*plain.keys, *plain.values]), wanted)

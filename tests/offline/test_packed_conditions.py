@@ -250,7 +250,8 @@ def test_raw_products_would_show_x_to_the_owner() -> None:
     noise = encryption_noise(two.ciphertexts(of), a, two.secret(), of.encoded_right(y)[0], at)
 
     def correlation(opened: np.ndarray, guess: np.ndarray) -> float:
-        left = rlwe.transform(of.encoded_left(guess)[0].view(np.int64).astype(float))
+        polynomials = np.stack([of.encoded_left(guess[0], r) for r in range(of.pairs)])
+        left = rlwe.transform(polynomials.view(np.int64).astype(float))
         predicted = rlwe.inverse((left * rlwe.transform(noise)).sum(axis=1))
         error = (opened - x @ y).view(np.int64).reshape(-1)
         return float(np.corrcoef(predicted[:, :: of.stride].reshape(-1), error)[0, 1])

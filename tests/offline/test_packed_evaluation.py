@@ -173,7 +173,8 @@ def test_sums_of_products_are_far_from_a_wrong_integer(
 ) -> None:
     """For a tile, half is 33 standard deviations away; for the most words of one sum, 10."""
     prg = Prg.from_seed(4, "margin")
-    left = of.encoded_left(prg.words((of.units, of.n, of.k)))
+    x = prg.words((of.units, of.n, of.k))
+    left = np.stack([[of.encoded_left(one, r) for r in range(of.pairs)] for one in x])
     right = evaluation.wide_factor(prg.words((2, of.blocks, 2, N)))
     actual = Distances(monkeypatch)
     with enable_x64():

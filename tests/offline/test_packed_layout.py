@@ -84,7 +84,8 @@ def matrices(of: Layout, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def check(of: Layout, seed: int) -> None:
     x, y = matrices(of, seed)
-    rights, lefts = of.encoded_right(y), of.encoded_left(x)
+    rights = of.encoded_right(y)
+    lefts = np.stack([[of.encoded_left(one, r) for r in range(of.pairs)] for one in x])
     assert rights.shape == (of.groups, of.blocks, layout.N)
     assert lefts.shape == (of.units, of.pairs, of.blocks, layout.N)
     for group, b in np.ndindex(of.groups, of.blocks):
@@ -193,10 +194,11 @@ def test_columns_stand_apart_where_that_sends_less(
     [
         (2, 1, N, [N]),
         (2, 1, 11520, [N, 11520 - N]),
-        (128, 128, 512, [512]),  # 16 polynomials of Y's
-        (128, 128, 513, [257, 256]),
-        (128, 256, 600, [150] * 4),
-        (1, 40000, 3, [1] * 3),
+        (128, 128, 1024, [1024]),  # 32 polynomials of Y's
+        (128, 128, 1025, [1024, 1]),
+        (128, 256, 1600, [1024, 576]),
+        (1, 1, N + 512, [N, 512]),
+        (1, 80000, 3, [1] * 3),
     ],
 )
 def test_columns_that_do_not_fit_go_apart(n: int, k: int, m: int, widths: list[int]) -> None:

@@ -22,9 +22,9 @@ import numpy as np
 from spu_llm.offline.packed import ring
 from spu_llm.offline.packed.ring import N
 
-_ROWS = 2  # of X in a polynomial: more make fewer polynomials of X's, and more of Y's
+_ROWS = 2  # of X in a polynomial, at most: more make fewer polynomials of X's, and more of Y's
 _PACKED = 128  # pairs that become one, at most: the error grows with them
-_BLOCKS = 16  # polynomials of Y's of a group, at most, unless one column has more: a MB each
+_BLOCKS = 32  # polynomials of Y's of a group, at most, unless one column has more: a MB each
 
 CIPHERTEXT_BYTES = 16 * N  # of b_b
 ANSWER_BYTES = 8 * N  # of c0
@@ -40,6 +40,7 @@ class Layout:
     n: int
     k: int
     m: int
+    most_rows: int = _ROWS
 
     def __post_init__(self) -> None:
         if self.m > N:
@@ -48,7 +49,7 @@ class Layout:
     @cached_property
     def rows(self) -> int:
         """Return R: rows of X in a polynomial."""
-        return min(_ROWS, self.n, N // self.m)
+        return min(self.most_rows, self.n, N // self.m)
 
     @cached_property
     def stride(self) -> int:
@@ -135,16 +136,16 @@ class Layout:
         polynomials[..., : self.m * self.stride] = spread.reshape(self.groups, self.blocks, -1)
         return ring.lowered(polynomials, self.inner - 1)
 
-    def encoded_left(self, x: np.ndarray) -> np.ndarray:
-        """Return X_rb of x [units, n, k]: words [units, pairs, blocks, N]."""
-        padded = np.zeros((self.units, self.pairs * self.rows, self.blocks * self.inner), np.uint64)
-        padded[:, : self.n, : self.k] = x
-        parts = padded.reshape(self.units, self.pairs, self.rows, self.blocks, self.inner)
-        parts = parts.swapaxes(2, 3)
-        spread = np.zeros((*parts.shape[:4], self.stride * self.m), np.uint64)
+    def encoded_left(self, x: np.ndarray, pair: int) -> np.ndarray:
+        """Return X_rb of x [n, k] of one unit, for r = `pair`: words [blocks, N]."""
+        padded = np.zeros((self.rows, self.blocks * self.inner), np.uint64)
+        some = x[pair * self.rows : (pair + 1) * self.rows]
+        padded[: len(some), : self.k] = some
+        parts = padded.reshape(self.rows, self.blocks, self.inner).swapaxes(0, 1)
+        spread = np.zeros((*parts.shape[:2], self.stride * self.m), np.uint64)
         spread[..., : self.inner] = parts
-        polynomials = np.zeros((*parts.shape[:3], N), np.uint64)
-        polynomials[..., : self.rows * self.stride * self.m] = spread.reshape(*parts.shape[:3], -1)
+        polynomials = np.zeros((self.blocks, N), np.uint64)
+        polynomials[:, : self.rows * self.stride * self.m] = spread.reshape(self.blocks, -1)
         return polynomials
 
     def units_of(self, group: int) -> range:
@@ -166,39 +167,38 @@ class Layout:
 
 def columns_apart(units: int, n: int, k: int, m: int) -> list[tuple[slice, Layout]]:
     """Return layouts of units X Y, each with the columns of Y that it is of, in order: all of them
-    in one, unless they do not fit.
-
-    More than N columns, or polynomials of Y's than are kept in memory, are several layouts. Where X
-    is one word, there may be several that send less, their switching keys, which a session sends
-    once, not counted: D m is N only for a power of two, so of 576 columns, 512 and 64 fill their
-    polynomials.
+    in one, unless they do not fit, or X is one word and several send less.
     """
     if n == k == 1:
         return _of_words(units, m)
-    width = min(m, N)
-    while width > 1 and Layout(units, n, k, width).blocks > _BLOCKS:
-        width = math.ceil(width / 2)
+    if m <= N and (whole := Layout(units, n, k, m)).blocks <= _BLOCKS:
+        return [(slice(0, m), whole)]
+    # Polynomials of Y's that one row of X multiplies hold twice the columns of others.
+    width = 1 << min(m, N).bit_length() - 1
+    while width > 1 and Layout(units, n, k, width, 1).blocks > _BLOCKS:
+        width //= 2
     return [
-        (slice(start, min(start + width, m)), Layout(units, n, k, min(width, m - start)))
+        (slice(start, min(start + width, m)), Layout(units, n, k, min(width, m - start), 1))
         for start in range(0, m, width)
     ]
 
 
 def _of_words(units: int, m: int) -> list[tuple[slice, Layout]]:
-    """Return the layouts of rows [m] times one word."""
-    whole = Layout(units, 1, 1, m)
-    best = [(slice(0, m), whole)]
-    most = 1 << m.bit_length() - 1
+    """Return the layouts of rows [m] times one word: one, or several that send less, their
+    switching keys, which a session sends once, not counted. There D m is N only for a power of two:
+    of 576 columns, 512 and 64 fill their polynomials.
+    """
+    most = min(N, 1 << m.bit_length() - 1)
+    best = [(slice(0, m), Layout(units, 1, 1, m))] if m <= N else []
     if most == m:
         return best
-    rest = [
-        (slice(most + of.start, most + of.stop), layout)
-        for of, layout in _of_words(units, m - most)
+    rest = _of_words(units, m - most)
+    parts = [
+        (slice(0, most), Layout(units, 1, 1, most)),
+        *((slice(most + of.start, most + of.stop), layout) for of, layout in rest),
     ]
-    parts = [(slice(0, most), Layout(units, 1, 1, most)), *rest]
     return min(
-        best,
-        parts,
+        [layouts for layouts in (best, parts) if layouts],
         key=lambda layouts: sum(
             layout.ciphertext_bytes + layout.answer_bytes for _, layout in layouts
         ),

@@ -124,7 +124,10 @@ class PackedProducts:
         self._busy = True
         encrypt = owners(correlation)
         x, y = correlation.matrices(*masks)
-        product = x @ y
+        if all(part.is_held_by(self.rank) for part in correlation.masks):
+            product = x @ y
+        else:  # one of them is zero here
+            product = np.zeros((len(x), x.shape[1], y.shape[2]), np.uint64)
         parts = []
         for columns, layout in columns_apart(len(x), x.shape[1], x.shape[2], y.shape[2]):
             parts.append((columns, layout, self._made))
@@ -213,7 +216,6 @@ class PackedProducts:
         self, layout: Layout, x: np.ndarray, theirs: np.ndarray, first: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return c0 [answers, N] and this party's share [answers, N packed / D] (steps 3 to 5)."""
-        left = layout.encoded_left(x)
         pairs: list[Any] = [None] * (layout.answers * layout.packed)
         for group in range(layout.groups):
             a = self._public("a", 1 - self.rank, first + group * layout.blocks, layout.blocks)
@@ -224,11 +226,12 @@ class PackedProducts:
 
             def multiply(at: tuple[int, int], factor: Any = factor) -> None:
                 (unit, pair), shift = at, layout.shift(at[0])
-                x = left[unit, pair]
                 pairs[unit * layout.pairs + pair] = (
-                    evaluation.scaled(factor, x[0, 0], shift)
+                    evaluation.scaled(factor, x[unit, 0, 0], shift)
                     if layout.is_scalar
-                    else evaluation.multiplied(x, factor, layout.blocks_at_once, shift)
+                    else evaluation.multiplied(
+                        layout.encoded_left(x[unit], pair), factor, layout.blocks_at_once, shift
+                    )
                 )
 
             units = layout.units_of(group)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 MAX_PREFIX_TOKENS = LARGEST_PUBLIC  # which a setting of a session holds
 
-# Rows that steps write before a full block is packed again: packing takes as long to prepare as
-# several steps, and a text of 64 tokens ends before it, at 2.5 tokens a step of 8 rows.
+# Rows that steps write before a full block is packed again: packing takes bytes as a few steps do,
+# and a text of 64 tokens ends before it, at 2.5 tokens a step of 8 rows.
 _SPARE_ROWS = 160
 _SPARE_STEPS = 4  # and room for as many steps' rows of further candidates
 _LEAST_ROWS = 72
