@@ -131,7 +131,7 @@ def kind_of(correlation: Correlation) -> str:
     """Return the kind of a correlation; all of a kind have one price, or one set of terms. Records
     of runs use the first two words of a correlation's name instead: packed products are "cached
     products", "weighted cached", "known products", "weighted known", "known factors", "row squares"
-    and "scaled row" there, and "matrix triple" are products of SPU's.
+    and "scaled row" there, and matrix products are "matrix triple".
     """
     if correlation.fixed is not None:
         return "masked product"
@@ -139,8 +139,6 @@ def kind_of(correlation: Correlation) -> str:
         return "packed product"
     if matrix_sizes(correlation) is not None:
         return "matrix product"
-    if correlation.name.startswith("matrix triple"):
-        return "outer product"
     return " ".join(correlation.name.split()[:2])
 
 

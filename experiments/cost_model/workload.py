@@ -240,15 +240,13 @@ def common_name(name: str) -> str:
 
 def matrix_sizes(correlation: Correlation) -> tuple[int, int, int] | None:
     """Return m, k, n of a product of shared matrices [m, k] and [k, n], or [m, k] and [n, k]
-    transposed; None for other correlations, and for outer products, which are made like products of
-    single words.
+    transposed; None for other correlations.
     """
     masks, results = correlation.masks, correlation.results
     if [len(p.shape) for p in (*masks, *results)] != [2, 2, 2]:
         return None
     m, k = masks[0].shape
-    n = results[0].shape[1]
-    return (m, k, n) if k > 1 else None
+    return m, k, results[0].shape[1]
 
 
 def _local_words(plan: Plan) -> int:

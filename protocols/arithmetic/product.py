@@ -61,7 +61,7 @@ from spu_llm.offline.packed.ring import N as SLOTS
 from spu_llm.offline.silent.ring import SPARE_BITS, N
 
 _TRIPLES = 1 << 12  # made at once: few are taken, so few are left over
-_WORDS = 1 << 15  # of squares and outer products made at once: SPU packs them in batches of 2^14
+_WORDS = 1 << 15  # of squares made at once: SPU packs them in batches of 2^14
 _WINDOW = 1 << 21  # words of masks and products that are made at once
 LIFT = 12  # bits that inputs of `linear` are lifted by
 
@@ -128,9 +128,8 @@ def matrix_triple(m: int, k: int, n: int) -> Correlation:
         name=f"matrix triple {m} {k} {n}",
         masks=(shared(m, k), shared(k, n)),
         results=(shared(m, n),),
-        # An outer product is a product of every pair, which SPU packs over all units.
-        secure=lambda a, b: [a @ b if k > 1 else a * b],
-        chunk=max(1, min(8, (1 << 18) // (m * k + k * n)) if k > 1 else _WORDS // (m * n)),
+        secure=lambda a, b: [a @ b],
+        chunk=max(1, min(8, (1 << 18) // (m * k + k * n))),
     )
 
 
