@@ -38,9 +38,9 @@ CLAIMS = (
         "published-model",
     ),
     Claim(
-        "Its drafts save a little over lan: three answers of 16 tokens take 1.04 to 1.11 times "
-        "less time with everything, a later token 1.22 to 1.33 times less online, for three times "
-        "the bytes",
+        "Its drafts save a little over lan: three answers of 16 tokens take 1.09 to 1.22 times "
+        "less time with everything, a later token 1.24 to 1.40 times less online, for more than "
+        "twice the bytes",
         "smollm2_drafted",
         "published-model#what-drafts-save-of-an-answer",
     ),
