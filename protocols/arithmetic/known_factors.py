@@ -137,7 +137,8 @@ def _sizes(x: Value, y: Value, uses: int) -> tuple[int, int, int, int]:
         raise ValueError(f"factors {y.shape} do not fit {x.shape}")
     if uses < 1:
         raise ValueError(f"factors serve one product or more, not {uses}")
-    return math.prod(x.shape[:-2]), *y.shape[-2:], x.shape[-1]
+    n, k = y.shape[-2:]
+    return math.prod(x.shape[:-2]), n, k, x.shape[-1]
 
 
 def _is_empty(x: Value, y: Value) -> bool:
