@@ -286,9 +286,12 @@ def test_the_other_party_is_gone(gone: int) -> None:
     assert isinstance(outcomes[gone], MemoryError) and "gone" in str(outcomes[1 - gone])
 
 
-def test_a_matrix_that_does_not_fit_is_refused() -> None:
-    two, c = PackedTwo(), one_way(1, 1, N + 1)
-    masks = two.draw(c, 1)
-    for error in two.outcomes(lambda rank, p: p.make(c, masks[rank])):  # type: ignore[call-arg]
-        assert isinstance(error, ValueError)
-    assert two.sent(CLIENT) == two.sent(PROVIDER) == []
+@pytest.mark.parametrize(
+    "c", [one_way(1, 1, N + 1), one_way(2, 1, N + 9), one_way(3, 300, 1100)], ids=lambda c: c.name
+)
+def test_a_matrix_that_does_not_fit_goes_apart(c: Correlation) -> None:
+    """Columns beyond a polynomial's, or polynomials beyond what is kept in memory."""
+    two = PackedTwo()
+    masks = two.draw(c, 2)
+    assert len(layouts_of(c, masks)) > 1
+    check(c, masks, two)

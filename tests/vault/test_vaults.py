@@ -398,7 +398,7 @@ def test_a_vault_hears_which_prompt_is_real_only_where_it_must(
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["other fakes", "the same fakes"])
-def test_a_failure_after_prompts_went_out_says_what_asking_again_tells(
+def test_a_failure_says_what_asking_again_tells(
     public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     """Unless the same fakes go out then."""

@@ -201,7 +201,7 @@ def _of_several(op: ProtocolOp, width: int) -> Case:
 
 
 def _of_known_factors() -> Case:
-    """Two matrices, each with a unit for two products: the third product begins another one."""
+    """Return products with two matrices, of which each unit serves two: the third begins others."""
 
     def product(width: int, seed: int) -> Call:
         x = Given(_fixed((2, 2, width), 2.0, seed), "arith")
