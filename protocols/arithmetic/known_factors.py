@@ -38,18 +38,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from protocols.arithmetic.lasting import Masks
+from protocols.arithmetic.lasting import Lasting, lasting, lasting_op
 from protocols.arithmetic.product import correct_product, meaning, rescaled, rescaled_cost, shared
 from protocols.bits.convert import arith_cost, as_arith, known_words
 from spu_llm.core.correlation import Correlation, Form, Part
-from spu_llm.core.op import Cost, View, protocol_op
+from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, uniform_messages
-from spu_llm.core.values import CLIENT, Arith, Owner, Private, State, Stateful, Value, frac_bits_of
+from spu_llm.core.values import CLIENT, Arith, Owner, Value, frac_bits_of
 
 NAME = "known factors"
 _CHUNK = 32  # units made at once: one row of rotary positions has some tens
@@ -85,46 +85,7 @@ class _Unit:
     product: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class KnownFactors(Private, Stateful):
-    """The client's factors [..., n, k], and the masks of products with them."""
-
-    masks: Masks = field(default_factory=Masks, repr=False)
-
-    @property
-    def state(self) -> Masks:
-        return self.masks
-
-    def fork(self, state: State) -> KnownFactors:
-        assert isinstance(state, Masks)
-        value = None if self.value is None else np.zeros(self.shape, self.dtype)
-        return KnownFactors(self.owner, self.shape, self.dtype, value, state)
-
-    def plain(self) -> Private:
-        return Private(self.owner, self.shape, self.dtype, self.value)
-
-
-def _with_masks(factors: Value) -> KnownFactors:
-    """Return the factors as `KnownFactors`; raise ValueError unless they are private to the
-    client.
-    """
-    if isinstance(factors, KnownFactors):
-        return factors
-    if not isinstance(factors, Private) or factors.owner != CLIENT:
-        raise ValueError("only factors that are private to the client are known ones")
-    return KnownFactors(factors.owner, factors.shape, factors.dtype, factors.value)
-
-
-known_factors = protocol_op(
-    "known_factors",
-    reference=lambda factors: factors,
-    two_party=lambda party, factors: _with_masks(factors),
-    cost=lambda factors: Cost(),
-    owners=lambda factors: [Owner.CLIENT],
-    simulate=lambda *views, **static: View([], []),
-    non_interactive=True,
-    of_forward=True,
-)
+known_factors = lasting_op("known_factors", Owner.CLIENT, "factors")
 """The client's `factors` [..., n, k], unchanged; what products with them open serves later ones."""
 
 
@@ -149,7 +110,7 @@ def _times_factors(
     party: Party, x: Value, y: Value, *, uses: int, shift: int | None = None
 ) -> Arith:
     batch, n, k, m = _sizes(x, y, uses)
-    known, share = _with_masks(y), as_arith(party, x)
+    known, share = lasting(y, Owner.CLIENT, "factors"), as_arith(party, x)
     words = np.zeros((batch, n, m), np.uint64)
     if not _is_empty(x, y):
         correlation = factor_products(n, k, uses * m)
@@ -177,7 +138,7 @@ def _next(used: int, m: int, columns: int) -> slice:
 
 
 def _multiply(
-    party: Party, x: np.ndarray, known: KnownFactors, unit: _Unit, columns: slice
+    party: Party, x: np.ndarray, known: Lasting, unit: _Unit, columns: slice
 ) -> np.ndarray:
     """Return this party's share [batch, n, m] of y x, by these columns of the units."""
     fresh, product = not columns.start, unit.product[:, :, columns]
@@ -218,7 +179,7 @@ def _cost(x: Value, y: Value, *, uses: int, shift: int | None = None) -> Cost:
     total = arith_cost(x) + rescaled_cost(x, (batch, n, m), shift)
     if _is_empty(x, y):
         return total
-    used = y.masks.used(factor_products(n, k, uses * m)) if isinstance(y, KnownFactors) else 0
+    used = y.masks.used(factor_products(n, k, uses * m)) if isinstance(y, Lasting) else 0
     fresh = not _next(used, m, uses * m).start
     return total + Cost(1 + fresh, 1, 8 * batch * n * k * fresh, 8 * batch * k * m)
 

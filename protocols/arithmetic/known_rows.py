@@ -41,22 +41,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protocols.arithmetic.lasting import Masks
+from protocols.arithmetic.lasting import Lasting, lasting, lasting_op
 from protocols.arithmetic.product import shared
 from protocols.bits.convert import known_words
 from spu_llm.core.correlation import Correlation, Form, Part
-from spu_llm.core.op import Cost, View, protocol_op
 from spu_llm.core.party import Party
-from spu_llm.core.values import (
-    CLIENT,
-    PROVIDER,
-    Owner,
-    Private,
-    State,
-    Stateful,
-    Value,
-    frac_bits_of,
-)
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, Private, Value, frac_bits_of
 
 _CHUNK = 4  # units made at once
 
@@ -104,53 +94,12 @@ class _Unit:
     opened: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
 
 
-@dataclass(frozen=True, eq=False)
-class KnownRows(Private, Stateful):
-    """The provider's rows [head, cap, d], and the masks of products with them."""
-
-    masks: Masks = field(default_factory=Masks, repr=False)
-
-    @property
-    def state(self) -> Masks:
-        return self.masks
-
-    def fork(self, state: State) -> KnownRows:
-        assert isinstance(state, Masks)
-        value = None if self.value is None else np.zeros(self.shape, self.dtype)
-        return KnownRows(self.owner, self.shape, self.dtype, value, state)
-
-    def plain(self) -> Private:
-        return Private(self.owner, self.shape, self.dtype, self.value)
-
-
 def is_known(rows: Value) -> bool:
     """Return whether the provider knows the rows, and nobody else."""
     return isinstance(rows, Private) and rows.owner == PROVIDER
 
 
-def _with_masks(rows: Value) -> KnownRows:
-    """Return the rows as `KnownRows`; raise ValueError unless they are private to the provider."""
-    if isinstance(rows, KnownRows):
-        return rows
-    if not isinstance(rows, Private) or rows.owner != PROVIDER:
-        raise ValueError("only rows that are private to the provider are known ones")
-    return KnownRows(rows.owner, rows.shape, rows.dtype, rows.value)
-
-
-def _known_rows(party: Party, rows: Value) -> KnownRows:
-    return _with_masks(rows)
-
-
-known_rows = protocol_op(
-    "known_rows",
-    reference=lambda rows: rows,
-    two_party=_known_rows,
-    cost=lambda rows: Cost(),
-    owners=lambda rows: [Owner.PROVIDER],
-    simulate=lambda *views, **static: View([], []),
-    non_interactive=True,
-    of_forward=True,
-)
+known_rows = lasting_op("known_rows", Owner.PROVIDER, "rows")
 """The provider's `rows` [head, cap, d], unchanged, which stay open for many products."""
 
 
@@ -224,7 +173,7 @@ def turn(
     """Multiply shares x [head, n, d] or [head, n, cap] by the provider's rows [head, cap, d], which
     fit it, in one turn, and enter this party's share of the product into `out`. `tile`: N.
     """
-    known = _with_masks(rows)
+    known = lasting(rows, Owner.PROVIDER, "rows")
     half = known.masks.begin(party, kind.of(known, tile))
     if is_empty(x.shape, known):
         yield np.zeros(0, np.uint64), (0,)
@@ -242,7 +191,7 @@ def is_empty(x: Sequence[int], rows: Value) -> bool:
 
 
 def _multiply(
-    kind: Known, party: Party, x: np.ndarray, known: KnownRows, tile: int, out: np.ndarray
+    kind: Known, party: Party, x: np.ndarray, known: Lasting, tile: int, out: np.ndarray
 ) -> Turn:
     correlation, heads = kind.of(known, tile), len(x)
     half = known.masks.half(correlation)
@@ -292,7 +241,7 @@ def sizes(kind: Known, x: Sequence[int], rows: Value, *, tile: int) -> tuple[int
     """
     if is_empty(x, rows):
         return 0, 0
-    used = rows.masks.used(kind.of(rows, tile)) if isinstance(rows, KnownRows) else 0
+    used = rows.masks.used(kind.of(rows, tile)) if isinstance(rows, Lasting) else 0
     return math.prod(x), _fresh(used, x[1], tile) * math.prod(rows.shape)
 
 

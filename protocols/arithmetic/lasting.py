@@ -1,5 +1,5 @@
-"""State of masks that last: units of a correlation that serve several products one after the other,
-each product by rows or columns of its own.
+"""Private values whose masks last: units of a correlation serve several products with such a value
+one after the other, each product by rows or columns of its own.
 
 A product makes its half busy before it sends anything, and is counted when it is through; the count
 only moves forward. After a failure the half stays busy, and is refused. The state is bound to one
@@ -8,12 +8,15 @@ party's randomness. A fork, for a dry run, keeps the counts without masks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from spu_llm.core.correlation import Correlation
+from spu_llm.core.op import Cost, ProtocolOp, View, protocol_op
 from spu_llm.core.party import Party
-from spu_llm.core.values import State
+from spu_llm.core.values import ROLES, Owner, Private, State, Stateful, Value
 
 
 @dataclass
@@ -62,3 +65,50 @@ class Masks(State):
         dry.dry = True
         dry._halves = {name: Half(half.used) for name, half in self._halves.items()}
         return dry
+
+
+@dataclass(frozen=True, eq=False)
+class Lasting(Private, Stateful):
+    """A private value, and the masks of products with it."""
+
+    masks: Masks = field(default_factory=Masks, repr=False)
+
+    @property
+    def state(self) -> Masks:
+        return self.masks
+
+    def fork(self, state: State) -> Lasting:
+        assert isinstance(state, Masks)
+        value = None if self.value is None else np.zeros(self.shape, self.dtype)
+        return Lasting(self.owner, self.shape, self.dtype, value, state)
+
+    def plain(self) -> Private:
+        return Private(self.owner, self.shape, self.dtype, self.value)
+
+
+def lasting(value: Value, owner: Owner, what: str) -> Lasting:
+    """Return the value with masks, its own if it has some; raise ValueError unless it is private to
+    `owner`. `what`: its elements, in words.
+    """
+    if not isinstance(value, Private) or value.owner != owner.rank:
+        role = ROLES[owner.rank]
+        raise ValueError(f"only {what} that are private to the {role} are known ones")
+    if isinstance(value, Lasting):
+        return value
+    return Lasting(value.owner, value.shape, value.dtype, value.value)
+
+
+def lasting_op(name: str, owner: Owner, what: str) -> ProtocolOp:
+    """Return the op that gives its one input, which is private to `owner`, unchanged, with masks:
+    what products with it open serves later ones. Nothing is sent.
+    """
+    return protocol_op(
+        name,
+        reference=lambda value: value,
+        two_party=lambda party, value: lasting(value, owner, what),
+        cost=lambda value: Cost(),
+        owners=lambda value: [owner],
+        simulate=lambda *views, **static: View([], []),
+        non_interactive=True,
+        of_forward=True,
+    )

@@ -11,6 +11,7 @@ from models.tokenizer import Tokenizer
 from spu_llm.api.defaults import shipped
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.systems.confidential.outgoing import (
+    WITHOUT_SECRETS,
     ObfuscationOptions,
     marked_prompt,
     outgoing,
@@ -70,9 +71,8 @@ def answered(
                 (drawn,) = endpoint.sample(prompt, 1, max_new_tokens)
             except PeerError as exc:
                 raise PeerError(
-                    f"{exc}; {len(texts)} of {len(among.prompts)} prompts are answered. Without "
-                    "--secrets other fakes go out when it is asked again, and both sets together "
-                    "tell the prompt"
+                    f"{exc}; {len(texts)} of {len(among.prompts)} prompts are answered. "
+                    f"{WITHOUT_SECRETS.capitalize()}"
                 ) from exc
             assert isinstance(drawn.content, str)
             texts.append(drawn.content)

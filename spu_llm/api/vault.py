@@ -15,6 +15,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.systems.confidential.book import key_in
 from spu_llm.systems.confidential.learned import learned
 from spu_llm.systems.confidential.outgoing import (
+    WITHOUT_SECRETS,
     ObfuscationOptions,
     marked_prompt,
     outgoing,
@@ -118,10 +119,7 @@ def complete_by_vault(
     except PeerError as exc:
         how = options.obfuscation
         if met and marked.targets and how.secrets is None and options.fakes_in_vault is None:
-            raise type(exc)(
-                f"{exc}; without --secrets other fakes go out when it is asked again, and both "
-                "sets together tell the prompt"
-            ) from exc
+            raise type(exc)(f"{exc}; {WITHOUT_SECRETS}") from exc
         raise
     emit(decoder.finish())
     facts = learned(met[0].shape, out.lengths, answered.tokens)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from protocols.arithmetic.cached import append, times_columns, times_rows
-from spu_llm.core.op import Cost, Functionality, View, protocol_op
+from spu_llm.core.op import Cost
 from spu_llm.core.party import Party
-from spu_llm.core.values import CLIENT, Arith, Owner, Public, Value
+from spu_llm.core.values import CLIENT, Arith, Public, Value
 from spu_llm.testing import Case, reconstruct_words, run_op
 from spu_llm.testing.run import Outcome
+from tests.protocols.composed import calls
 
 HEADS, CAP, D = 2, 5, 3
 OPS = {"rows": times_rows, "columns": times_columns}
@@ -100,15 +101,7 @@ def run(
                 products += op.run(party, [x, cache], {"tile": tile})
         return products
 
-    op = protocol_op(
-        "commands",
-        reference=lambda x: x,
-        two_party=two_party,
-        owners=lambda x: [Owner.JOINT],
-        cost=lambda x: Cost(),
-        functionality=Functionality(),
-        simulate=lambda *_: View([], []),
-    )
+    op = calls("commands", two_party)
     outcome = run_op(op, Case((np.zeros((HEADS, CAP, D), np.int64),), ("public",)))
     return outcome, records
 

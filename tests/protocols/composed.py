@@ -1,10 +1,31 @@
-"""The contract of ops, and cases of ops, that are made of others under contract themselves."""
+"""Ops, and cases of ops, that are made of others under contract themselves: their contract, and
+calls one after the other as one op.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from spu_llm.core.op import Cost, ProtocolOp, View, protocol_op
+from spu_llm.core.values import Owner
 from spu_llm.testing import OpContract
+
+
+def calls(name: str, two_party: Callable[..., Any]) -> ProtocolOp:
+    """Return the op that runs two_party(party, input) and gives its results, which are shares, for
+    `run_op` alone: what it costs is not said, nor how it is simulated.
+    """
+    return protocol_op(
+        name,
+        reference=lambda x: x,
+        two_party=two_party,
+        owners=lambda x: [Owner.JOINT],
+        cost=lambda x: Cost(),
+        simulate=lambda *_: View([], []),
+    )
 
 
 class ComposedContract(OpContract):

@@ -13,38 +13,29 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocols.arithmetic.known_factors import (
-    KnownFactors,
-    factor_products,
-    known_factors,
-    times_factors,
-)
+from protocols.arithmetic.known_factors import factor_products, known_factors, times_factors
+from protocols.arithmetic.lasting import Lasting
 from protocols.bits.convert import as_arith, known_words
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation
-from spu_llm.core.errors import PeerError
-from spu_llm.core.op import Cost, View, protocol_op
+from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
-from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.simulated import SimulatedParty, uniform_messages
-from spu_llm.core.values import (
-    CLIENT,
-    PROVIDER,
-    Arith,
-    Owner,
-    Private,
-    Value,
-    as_words,
-    fork,
-    owner_of,
-)
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Private, Value, as_words, owner_of
 from spu_llm.offline.packed.products import owners
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
 from spu_llm.testing.run import Outcome
-from tests.protocols.composed import ComposedContract
+from tests.protocols.composed import ComposedContract, calls
+from tests.protocols.lasting_values import (
+    check_fork,
+    check_nothing_goes_on,
+    check_other_sessions_are_refused,
+    party,
+    repeated_words,
+)
 
 BATCH, N, K = 2, 3, 2
 X = np.array([[[3, -1, 7], [2**62, 0, 5]], [[-(2**63), 9, 1], [4, -2, 2**40]]])  # [batch, k, m]
@@ -109,14 +100,7 @@ def run(products: Products, zero: bool = False) -> tuple[Outcome, list[Cost]]:
             made += times_factors.run(party, [x, known], {"uses": uses})
         return made
 
-    op = protocol_op(
-        "products",
-        reference=lambda x: x,
-        two_party=two_party,
-        owners=lambda x: [Owner.JOINT],
-        cost=lambda x: Cost(),
-        simulate=lambda *_: View([], []),
-    )
+    op = calls("products", two_party)
     return run_op(op, Case((np.zeros_like(Y) if zero else Y,), ("client",))), costs
 
 
@@ -154,9 +138,7 @@ def repeated(products: Products, rank: int) -> int:
     sends is its masks.
     """
     outcome, _ = run(products, zero=True)
-    sent = [data.view(np.uint64) for data in outcome.views[rank].outgoing]
-    words = np.concatenate([np.zeros(0, np.uint64), *sent])
-    return words.size - len(set(words.tolist()))
+    return repeated_words(outcome, rank)
 
 
 # ---- broken twins
@@ -167,7 +149,7 @@ def _three_products(party: Party, x: Value, y: Value, goes_back: bool = False) -
     columns of the second.
     """
     (known,) = known_factors.run(party, [y], {})
-    assert isinstance(known, KnownFactors)
+    assert isinstance(known, Lasting)
     for _ in range(2):
         times_factors.run(party, [x, known], {"uses": 4})
     if goes_back:
@@ -246,10 +228,6 @@ def test_what_the_client_shows_is_noticed(twin: Any) -> None:
 FOUR = {"uses": 4}
 
 
-def _party(rank: int = CLIENT, seed: int = 0) -> SimulatedParty:
-    return SimulatedParty(rank, Prg.from_seed(seed, "test"), Prg.from_seed(0, "common"))
-
-
 def _own(y: np.ndarray, rank: int = CLIENT) -> Private:
     return Private(CLIENT, y.shape, y.dtype, y if rank == CLIENT else None)
 
@@ -258,17 +236,17 @@ def _share() -> Arith:
     return Arith(as_words(X), X.dtype, 0)
 
 
-def _used(party: Party) -> KnownFactors:
+def _used(one: Party) -> Lasting:
     """Factors that are open."""
-    (known,) = known_factors.run(party, [_own(Y, party.rank)], {})
-    times_factors.run(party, [_share(), known], FOUR)
-    assert isinstance(known, KnownFactors)
+    (known,) = known_factors.run(one, [_own(Y, one.rank)], {})
+    times_factors.run(one, [_share(), known], FOUR)
+    assert isinstance(known, Lasting)
     return known
 
 
 def test_factors_are_opened_once() -> None:
     """Then a product costs the words of x, one way."""
-    known = _used(_party())
+    known = _used(party())
     assert times_factors.cost(_share(), known, **FOUR) == Cost(1, 1, 0, 8 * X.size)
     assert times_factors.cost(_share(), known.plain(), **FOUR) == Cost(2, 1, 8 * Y.size, 8 * X.size)
 
@@ -290,51 +268,21 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_factors_of_another_session_are_refused() -> None:
-    known = _used(_party())
-    with pytest.raises(ValueError, match="another session"):
-        times_factors.run(_party(seed=1), [_share(), known], FOUR)
+    check_other_sessions_are_refused(times_factors, _share(), _used, **FOUR)
 
 
 @pytest.mark.parametrize("rank", [CLIENT, PROVIDER])
 def test_after_a_failure_nothing_goes_on(rank: int) -> None:
-    """A mask may be used up."""
-    party = _party(rank)
-    known = _used(party)
-
-    def fail(*_: Any) -> Any:
-        raise PeerError("gone")
-
-    party.send = party.recv = fail  # type: ignore[assignment, method-assign]
-    with pytest.raises(PeerError):
-        times_factors.run(party, [_share(), known], FOUR)
-    with pytest.raises(ValueError, match="has failed"):
-        times_factors.run(party, [_share(), known], FOUR)
+    check_nothing_goes_on(times_factors, rank, _share(), _used, **FOUR)
 
 
 @pytest.mark.parametrize("rank", [CLIENT, PROVIDER])
 def test_a_fork_has_no_words_and_sends_none(rank: int) -> None:
-    """A dry run on a fork leaves the factors as they were, and gives nothing away, when it comes to
-    fresh units, too.
-    """
-    party = _party(rank)
-    known = _used(party)
-    dry, again = fork([known, known])
-    assert dry.state is again.state is not known.state
-    assert dry.value is None if rank == PROVIDER else not dry.value.any() and known.value.any()
-    price = times_factors.cost(_share(), known, **FOUR)
-    for _ in range(6):
-        before, said = times_factors.cost(_share(), dry, **FOUR), len(party.outgoing)
-        (result,) = times_factors.run(party, [_share(), dry], FOUR)
-        assert isinstance(result, Arith) and not result.words.any()
-        sent = party.outgoing[said:]
-        assert not any(words.any() for words in sent)
-        sizes = before.client_to_provider, before.provider_to_client
-        assert sum(words.nbytes for words in sent) == sizes[rank]
-    assert times_factors.cost(_share(), known, **FOUR) == price
+    check_fork(times_factors, rank, _share(), _used, **FOUR)
 
 
 def test_what_is_known_is_still_the_clients() -> None:
-    known = _used(_party())
+    known = _used(party())
     assert owner_of(known) is Owner.CLIENT
     assert "words" not in repr(known) and "Masks" not in repr(known)
 

@@ -13,19 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.arithmetic.cached import append, times_columns, times_rows
-from protocols.arithmetic.known_rows import (
-    BY_ROWS,
-    KnownRows,
-    known_products,
-    known_rows,
-    weighted_known_rows,
-)
+from protocols.arithmetic.known_rows import BY_ROWS, known_products, known_rows, weighted_known_rows
+from protocols.arithmetic.lasting import Lasting
 from protocols.bits.convert import as_arith
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.errors import PeerError
-from spu_llm.core.op import Cost, Functionality, View, protocol_op
+from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
-from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.simulated import SimulatedParty, uniform_messages
 from spu_llm.core.values import (
@@ -37,7 +30,6 @@ from spu_llm.core.values import (
     Public,
     Value,
     as_words,
-    fork,
     owner_of,
 )
 from spu_llm.offline.packed.products import owners
@@ -45,7 +37,14 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
 from spu_llm.testing.run import Outcome
-from tests.protocols.composed import ComposedContract
+from tests.protocols.composed import ComposedContract, calls
+from tests.protocols.lasting_values import (
+    check_fork,
+    check_nothing_goes_on,
+    check_other_sessions_are_refused,
+    party,
+    repeated_words,
+)
 
 HEADS, CAP, D = 2, 4, 3
 OPS = {"rows": (times_rows, D), "columns": (times_columns, CAP)}
@@ -125,15 +124,7 @@ def run(products: Products, tile: int, zero: bool = False) -> tuple[Outcome, lis
             made += op.run(party, [x, known], {"tile": tile})
         return made
 
-    op = protocol_op(
-        "products",
-        reference=lambda x: x,
-        two_party=two_party,
-        owners=lambda x: [Owner.JOINT],
-        cost=lambda x: Cost(),
-        functionality=Functionality(),
-        simulate=lambda *_: View([], []),
-    )
+    op = calls("products", two_party)
     rows = np.zeros_like(WHOLE) if zero else WHOLE
     return run_op(op, Case((rows,), ("provider",))), costs
 
@@ -171,9 +162,7 @@ def repeated(products: Products, tile: int, rank: int) -> int:
     sends is its masks.
     """
     outcome, _ = run(products, tile, zero=True)
-    sent = [data.view(np.uint64) for data in outcome.views[rank].outgoing]
-    words = np.concatenate([np.zeros(0, np.uint64), *sent])
-    return words.size - len(set(words.tolist()))
+    return repeated_words(outcome, rank)
 
 
 # ---- broken twins
@@ -184,7 +173,7 @@ def _three_queries(party: Party, x: Value, rows: Value, goes_back: bool = False)
     row of the second.
     """
     (known,) = known_rows.run(party, [rows], {})
-    assert isinstance(known, KnownRows)
+    assert isinstance(known, Lasting)
     for _ in range(2):
         times_rows.run(party, [x, known], {"tile": 4})
     if goes_back:
@@ -261,31 +250,25 @@ def test_what_the_provider_shows_is_noticed(twin: Any) -> None:
 FOUR = {"tile": 4}
 
 
-def _party(rank: int = CLIENT, seed: int = 0) -> SimulatedParty:
-    return SimulatedParty(rank, Prg.from_seed(seed, "test"), Prg.from_seed(0, "common"))
-
-
-def _query(party: Party) -> Arith:
+def _query() -> Arith:
     return Arith(as_words(X[:, :1]), X.dtype, 0)
 
 
-def _used(party: Party) -> KnownRows:
+def _used(one: Party) -> Lasting:
     """Rows that are open."""
-    value = ROWS if party.rank == PROVIDER else None
-    (known,) = known_rows.run(party, [Private(PROVIDER, ROWS.shape, ROWS.dtype, value)], {})
-    times_rows.run(party, [_query(party), known], FOUR)
-    assert isinstance(known, KnownRows)
+    value = ROWS if one.rank == PROVIDER else None
+    (known,) = known_rows.run(one, [Private(PROVIDER, ROWS.shape, ROWS.dtype, value)], {})
+    times_rows.run(one, [_query(), known], FOUR)
+    assert isinstance(known, Lasting)
     return known
 
 
 def test_rows_are_opened_once() -> None:
     """Then a query costs its own words, one way."""
-    known = _used(_party())
+    known = _used(party())
     words = X[:, :1].size
-    assert times_rows.cost(_query(_party()), known, **FOUR) == Cost(1, 1, 8 * words, 0)
-    assert times_rows.cost(_query(_party()), known.plain(), **FOUR) == Cost(
-        2, 1, 8 * words, 8 * ROWS.size
-    )
+    assert times_rows.cost(_query(), known, **FOUR) == Cost(1, 1, 8 * words, 0)
+    assert times_rows.cost(_query(), known.plain(), **FOUR) == Cost(2, 1, 8 * words, 8 * ROWS.size)
 
 
 def test_only_rows_of_the_provider_are_known() -> None:
@@ -295,53 +278,25 @@ def test_only_rows_of_the_provider_are_known() -> None:
 
 
 def test_rows_of_another_session_are_refused() -> None:
-    known = _used(_party())
-    with pytest.raises(ValueError, match="another session"):
-        times_rows.run(_party(seed=1), [_query(_party()), known], FOUR)
+    check_other_sessions_are_refused(times_rows, _query(), _used, **FOUR)
 
 
 @pytest.mark.parametrize("rank", [CLIENT, PROVIDER])
 def test_after_a_failure_nothing_goes_on(rank: int) -> None:
-    """A mask row may be used up."""
-    party = _party(rank)
-    known = _used(party)
-
-    def fail(*_: Any) -> Any:
-        raise PeerError("gone")
-
-    party.send = party.recv = fail  # type: ignore[assignment, method-assign]
-    with pytest.raises(PeerError):
-        times_rows.run(party, [_query(party), known], FOUR)
-    with pytest.raises(ValueError, match="has failed"):
-        times_rows.run(party, [_query(party), known], FOUR)
+    check_nothing_goes_on(times_rows, rank, _query(), _used, **FOUR)
 
 
 @pytest.mark.parametrize("rank", [CLIENT, PROVIDER])
 def test_a_fork_has_no_words_and_sends_none(rank: int) -> None:
-    """A dry run on a fork leaves the rows as they were, and gives nothing away, when it comes to
-    fresh units, too.
-    """
-    party = _party(rank)
-    known = _used(party)
-    dry, again = fork([known, known])
-    assert dry.state is again.state is not known.state
-    assert dry.value is None if rank == CLIENT else not dry.value.any() and known.value.any()
-    price = times_rows.cost(_query(party), known, **FOUR)
-    assert times_rows.cost(_query(party), dry, **FOUR) == price
-    for _ in range(5):
-        before = len(party.outgoing)
-        (result,) = times_rows.run(party, [_query(party), dry], FOUR)
-        assert isinstance(result, Arith) and not result.words.any()
-        assert not any(sent.any() for sent in party.outgoing[before:])
-    assert times_rows.cost(_query(party), known, **FOUR) == price
+    check_fork(times_rows, rank, _query(), _used, **FOUR)
 
 
 def test_what_is_known_is_still_the_providers() -> None:
     """Rows written over it are a cache as any other, of shares."""
-    known = _used(_party(PROVIDER))
+    known = _used(party(PROVIDER))
     assert owner_of(known) is Owner.PROVIDER
     more = Arith(as_words(ROWS[:, :1]), ROWS.dtype, 0)
-    (cache,) = append.run(_party(PROVIDER), [known, more, Public(np.array(0))], {})
+    (cache,) = append.run(party(PROVIDER), [known, more, Public(np.array(0))], {})
     assert owner_of(cache) is Owner.JOINT
     assert "words" not in repr(known) and "Masks" not in repr(known)
 

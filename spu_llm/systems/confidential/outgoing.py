@@ -18,6 +18,12 @@ from spu_llm.systems.confidential.infilling import Infilling
 from spu_llm.systems.confidential.obfuscation import Limits, Public
 from spu_llm.systems.confidential.spans import Prompt
 
+# What whoever asks again after a failure should know.
+WITHOUT_SECRETS = (
+    "without --secrets other fakes go out when it is asked again, and both sets together tell the "
+    "prompt"
+)
+
 
 @dataclass(frozen=True)
 class ObfuscationOptions:
