@@ -97,6 +97,17 @@ class Rows(NamedTuple):
     visible: Array
     at: Array | int  # public: the cache's own row that the first of them is written to
     bias: Array | None = None  # [lane * head, n, row of the cache]: added to scores
+    # Whether these are the cache's first rows, and none sees a row after itself.
+    causal: bool = False
+
+    def reach(self, before: int) -> tuple[int, ...] | None:
+        """Return how many rows each of the n rows sees at most, `before` rows before the cache's
+        own included; None: any.
+        """
+        if not self.causal:
+            return None
+        assert isinstance(self.at, int) and self.at == 0, "the first rows are written first"
+        return tuple(range(before + 1, before + self.positions.shape[1] + 1))
 
     @property
     def hidden(self) -> bool:
@@ -212,7 +223,12 @@ def see(length: Array | int, queries: int, positions: int) -> Array:
     return jax.lax.dynamic_update_slice(before, chain, (0, length))
 
 
-def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, Array]:
+def _attend(
+    query: Array,
+    *blocks: Array,
+    largest_score: float,
+    reach: tuple[int, ...] | None = None,  # of no use to plaintext
+) -> tuple[Array, Array]:
     """Compute attention block by block in plaintext, all with one shift, the largest visible score,
     so that the masses and numerators of blocks add up.
     """
@@ -245,12 +261,18 @@ _attention = approximation("attention", reference=_attend, on_shares=attention_o
 
 
 def attend(
-    query: Array, blocks: Sequence[OwnedBlock], largest_score: float, bias: Array | None = None
+    query: Array,
+    blocks: Sequence[OwnedBlock],
+    largest_score: float,
+    bias: Array | None = None,
+    reach: tuple[int, ...] | None = None,
 ) -> Any:
     """Return attention of `query` [head, query, head_dim] (already scaled) over `blocks`, in the
     shape of `query`, and an int32 that is positive if a value left its range. `bias` [head, query,
     row] is added to the scores of a single block. No visible score may be larger than
-    `largest_score` then.
+    `largest_score` then. `reach`: how many of the first rows each query sees at most, query after
+    query, as often as there are queries (`protocols.functions.aggregation`).
     """
     biases = () if bias is None else (bias,)
-    return _attention(query, *(x for b in blocks for x in b), *biases, largest_score=largest_score)
+    arrays = (*(x for b in blocks for x in b), *biases)
+    return _attention(query, *arrays, largest_score=largest_score, reach=reach)

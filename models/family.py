@@ -308,8 +308,10 @@ class Layer:
         than heads of keys and values, neighbouring query heads share one.
         """
         visible = self.rows.visible
+        reach = self.rows.reach(self.prefix.rows if self.prefix is not None else 0)
         if self.ends is not None:
             query, visible = one_row(query, self.ends), one_row(visible, self.ends)
+            reach = None if reach is None else (reach[max(self.ends)],)
         heads, n, size = query.shape
         shared = self.keys.shape[0]
         # The rows of all query heads of a group stand one after the other.
@@ -320,7 +322,7 @@ class Layer:
         largest = ranges.of_site(self.config.largest_score, self.number)
         bias = self.rows.bias
         assert bias is None or (heads == shared and self.ends is None)
-        out, self.outside = attend(grouped, blocks, largest, bias)
+        out, self.outside = attend(grouped, blocks, largest, bias, reach)
         return join_heads(out.reshape(heads, n, size), self.lanes)
 
 

@@ -49,7 +49,8 @@ from spu_llm.offline.packed.products import owners
 SHIPPED = Path(__file__).parent / "prices.json"
 FIGURES = ("seconds", "client_to_provider", "provider_to_client")
 _SLOTS = 8192  # words that a ciphertext holds
-_MADE_ALIKE = {"transfer": "gate"}  # of random transfers, and next to nothing sent
+# Of random transfers, and next to nothing sent; `field`: transfers of the field's elements.
+_MADE_ALIKE = {"transfer": "gate", "field": "gate"}
 
 
 @dataclass(frozen=True)

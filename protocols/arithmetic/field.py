@@ -94,6 +94,29 @@ def _products_of_bits(name: str, form: Form) -> Correlation:
     )
 
 
+def _chosen(source: Transfers, units: int) -> Correlations:
+    """Make units of `FIELD_TRANSFER` of random transfers: nothing is sent."""
+    if source.rank == CLIENT:
+        bits, strings = source.choose(units)
+        return Correlations([bits, np.zeros_like(bits)], [_element(strings)])
+    zero, one = map(_element, source.offer(units))
+    none = np.zeros_like(zero)
+    return Correlations([none, field.subtracted(one, zero)], [field.subtracted(none, zero)])
+
+
+FIELD_TRANSFER = Correlation(
+    name="field transfer",
+    masks=(Part((), Owner.CLIENT, Form.BIT), Part((), Owner.PROVIDER, Form.FIELD)),
+    results=(Part((), Owner.JOINT, Form.FIELD),),
+    secure=lambda c, d: [np.where(c, d, np.zeros_like(d))],
+    by_transfers=_chosen,
+    transfers=(1, 0),
+    chunk=1 << 15,
+)
+"""A random transfer of an element: for shares w_client + w_provider = c d of the client's bit c and
+the provider's d, k_0 = -w_provider and k_1 = d - w_provider, so that w_client = k_c. Since d is
+uniform, the client knows nothing of the other one."""
+
 PRODUCT_IN_FIELD = _products_of_bits("field bits", Form.FIELD)
 PRODUCT_IN_RING = _products_of_bits("ring bits", Form.ARITH)
 

@@ -34,6 +34,7 @@ from protocols.functions.exponential import COARSE, exponentials_below
 from protocols.functions.maximum import maximum
 from protocols.functions.nonlinear import (
     RECIPROCAL_BITS,
+    causal_weights,
     reciprocal_of_sums,
     score_bits,
     softmax_weights,
@@ -72,14 +73,18 @@ def tile_for(positions: int) -> int:
     return 64 if positions <= 64 else 128
 
 
-def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple[Any, Any]:
+def attention_on_shares(
+    query: Any, *blocks: Any, largest_score: float, reach: tuple[int, ...] | None = None
+) -> tuple[Any, Any]:
     """Compute the attention [head, n, d] of shared queries [head, n, d] over `OwnedBlock`s, given
     field by field, and an int32 that is positive if a sum left its range. After a single block may
     come what is added to its scores. No visible score is larger than the public `largest_score`.
+    `reach`: how many of the first rows of all blocks each of m queries sees at most, n a multiple
+    of m; the others cost no softmax. None: any.
     """
     owned, bias = owned_blocks(blocks)
     secret = any(block.visible.dtype != jnp.bool_ for block in owned)
-    return with_one_maximum(query, owned, score_bits(largest_score, secret), bias)
+    return with_one_maximum(query, owned, score_bits(largest_score, secret), bias, reach)
 
 
 def owned_blocks(fields: Sequence[Any]) -> tuple[list[OwnedBlock], Any]:
@@ -92,7 +97,11 @@ def owned_blocks(fields: Sequence[Any]) -> tuple[list[OwnedBlock], Any]:
 
 
 def with_one_maximum(
-    query: Any, blocks: Sequence[OwnedBlock], bits: int, bias: Any = None
+    query: Any,
+    blocks: Sequence[OwnedBlock],
+    bits: int,
+    bias: Any = None,
+    reach: tuple[int, ...] | None = None,
 ) -> tuple[Any, Any]:
     """Compute the attention over all blocks with one maximum. 1. Scores of all blocks, not
     truncated, plus `bias` [head, n, t], which is one's own or the parties' and costs no message.
@@ -104,14 +113,21 @@ def with_one_maximum(
     scores = _scores(query, blocks)
     if bias is not None:
         scores = scores + bias * float(1 << FRAC_BITS)
-    rows = scores.reshape(heads * n, -1)
+    seen, most = _seen(blocks), scores.shape[2]
     # 2.
-    weights, _ = softmax_weights(rows, _seen(blocks), bits)
-    inverse, outside = reciprocal_of_sums(jnp.sum(weights, axis=-1), rows.shape[1])
+    if reach is None:
+        weights, _ = softmax_weights(scores.reshape(heads * n, most), seen, bits)
+    else:
+        assert n % len(reach) == 0, (n, reach)
+        each = -1, len(reach), most
+        weights = causal_weights(scores.reshape(each), seen.reshape(each), reach, bits)
+        most = max(reach)
+    weights = weights.reshape(scores.shape)
+    inverse, outside = reciprocal_of_sums(jnp.sum(weights, axis=-1).reshape(-1), most)
     # 3.
-    total = _numerators(weights.reshape(heads, n, -1), blocks)
+    total = _numerators(weights, blocks)
     # 4.
-    out = _normalised(total.reshape(heads * n, d), inverse, rows.shape[1])
+    out = _normalised(total.reshape(heads * n, d), inverse, most)
     return out.reshape(heads, n, d), outside
 
 

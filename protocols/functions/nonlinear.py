@@ -39,7 +39,15 @@ from protocols.arithmetic.projection import LONGEST, bound, least_bits, project
 from protocols.bits.convert import to_arith
 from protocols.bits.mux import mux
 from protocols.bits.thresholds import below
-from protocols.functions.exponential import COARSE, FINE_BITS, REACH, bound_of, exponentials_below
+from protocols.functions.exponential import (
+    COARSE,
+    FINE_BITS,
+    LEAST_COARSE_BITS,
+    REACH,
+    TOO_LOW,
+    bound_of,
+    exponentials_below,
+)
 from protocols.functions.in_range import count_outside
 from protocols.functions.piecewise import (
     UNIT_BITS,
@@ -50,6 +58,7 @@ from protocols.functions.piecewise import (
     lines,
     quadratics,
 )
+from protocols.functions.ragged import Ragged
 from spu_llm.core import field
 from spu_llm.core.approx import approximation
 
@@ -403,7 +412,8 @@ def score_bits(largest: float, secret: bool = False) -> int:
     `secret` which scores are hidden.
     """
     units, more = 2.0 ** (FRAC_BITS - COARSE), REACH if secret else 0
-    return max(12, 2 + math.ceil(math.log2(2 * (largest + more) * units + 4)))
+    needed = 2 + math.ceil(math.log2(2 * (largest + more) * units + 4))
+    return max(LEAST_COARSE_BITS, needed)
 
 
 _SCORE_BITS = score_bits(511)
@@ -422,19 +432,55 @@ def softmax_weights(scores: Any, visible: Any = None, bits: int = _SCORE_BITS) -
     m is an upper bound of the row's maximum, 3/16 above it at most: the maximum of coarse scores;
     far below all scores where a row sees none.
     """
-    # Half the way to a softmax is free: narrow words need no truncation.
-    fine = narrow(scores, drop=FRAC_BITS, bits=FINE_BITS)
-    coarse = narrow(scores, drop=FRAC_BITS + COARSE, bits=bits)
-    coarse = competing = coarse if visible is None else _hide(coarse, visible, bits)
-    if visible is not None and visible.dtype != jnp.bool_:
-        least = jnp.full((len(coarse), 1), -(1 << (bits - 3)), coarse.dtype)
+    fine, coarse = _narrowed(scores, visible, bits)
+    competing = coarse
+    if _is_secret(visible):
+        least = jnp.full((len(coarse), 1), _least(bits), coarse.dtype)
         competing = jnp.concatenate([coarse, least], axis=1)
     shift = bound_of(competing, bits=bits)
     bound = jnp.broadcast_to(shift[:, None], coarse.shape)
+    return _weights_below(bound, fine, coarse, visible, bits), shift
+
+
+def causal_weights(scores: Any, visible: Any, lengths: tuple[int, ...], bits: int) -> Any:
+    """Compute `softmax_weights` of scores [k, n, width] of which row i of n sees the first
+    `lengths[i]` at most: what comes after them weighs nothing and costs nothing. `visible`, of the
+    scores' shape, says which of them it sees.
+    """
+    rows = Ragged(lengths)
+    visible = rows.flat(visible)
+    fine, coarse = _narrowed(rows.flat(scores), visible, bits)
+    competing = rows, coarse
+    if _is_secret(visible):
+        competing = rows.with_last(coarse, _least(bits))
+    shift = competing[0].maxima(competing[1], bits=bits) + TOO_LOW
+    weights = _weights_below(rows.spread(shift), fine, coarse, visible, bits)
+    return rows.padded(weights, scores.shape[2])
+
+
+def _narrowed(scores: Any, visible: Any, bits: int) -> tuple[Any, Any]:
+    """Return scores in units, and coarse ones, hidden ones below all others."""
+    # Half the way to a softmax is free: narrow words need no truncation.
+    fine = narrow(scores, drop=FRAC_BITS, bits=FINE_BITS)
+    coarse = narrow(scores, drop=FRAC_BITS + COARSE, bits=bits)
+    return fine, coarse if visible is None else _hide(coarse, visible, bits)
+
+
+def _is_secret(visible: Any) -> bool:
+    return visible is not None and visible.dtype != jnp.bool_
+
+
+def _least(bits: int) -> int:
+    """Return what competes in a row that may see no score: less than all scores that are seen."""
+    return -(1 << (bits - 3))
+
+
+def _weights_below(bound: Any, fine: Any, coarse: Any, visible: Any, bits: int) -> Any:
+    """Compute the weights of scores below bounds in coarse units."""
     weights = exponentials_below(fine - bound * (1 << COARSE), coarse - bound, bits=bits)
-    if visible is not None and visible.dtype == jnp.bool_:  # of a row that sees nothing, too
+    if visible is not None and not _is_secret(visible):  # of a row that sees nothing, too
         weights = jnp.where(visible, weights, 0.0)
-    return weights, shift
+    return weights
 
 
 def reciprocal_of_sums(sums: Any, n: int) -> tuple[Untruncated, Any]:

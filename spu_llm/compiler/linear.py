@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.lax import GatherScatterMode
 
 from spu_llm.core._jax import ClosedJaxpr, JaxprEqn, Literal, Var, shape_of
 from spu_llm.core.values import (
@@ -55,6 +56,26 @@ def _broadcast(x: Any, shape: Any, broadcast_dimensions: Any) -> Any:
     return np.broadcast_to(x.reshape(aligned), shape)
 
 
+def _gather(x: Any, places: Any, dimension_numbers: Any, **_: Any) -> Any:
+    (axis,) = dimension_numbers.collapsed_slice_dims
+    return np.take(x, places[..., 0].astype(np.int64), axis=axis, mode="clip")
+
+
+def _takes_along_an_axis(eqn: JaxprEqn) -> bool:
+    """Return whether a gather is `jnp.take` along one axis, where places beyond the ends count as
+    the ends.
+    """
+    (x, places), numbers = map(shape_of, eqn.invars), eqn.params["dimension_numbers"]
+    axes, rest = numbers.collapsed_slice_dims, len(places.shape) - 1
+    if len(axes) != 1 or axes != numbers.start_index_map or places.shape[-1] != 1:
+        return False
+    (axis,) = axes
+    sizes = tuple(1 if i == axis else size for i, size in enumerate(x.shape))
+    kept = tuple(i if i < axis else i + rest - 1 for i in range(len(x.shape)) if i != axis)
+    whole = eqn.params["slice_sizes"] == sizes and numbers.offset_dims == kept
+    return bool(whole and eqn.params["mode"] == GatherScatterMode.CLIP)
+
+
 def _split(x: Any, sizes: Any, axis: int) -> list[Any]:
     return np.split(x, np.cumsum(sizes)[:-1], axis=axis)
 
@@ -70,6 +91,7 @@ _MOVES: Mapping[str, Callable[..., Any]] = {
     "dynamic_slice": lambda x, *starts, slice_sizes: x[_corner(starts, slice_sizes, x.shape)],
     "dynamic_update_slice": _update,
     "expand_dims": lambda x, dimensions: np.expand_dims(x, dimensions),
+    "gather": _gather,
     "reshape": lambda x, new_sizes, **_: x.reshape(new_sizes),
     "rev": lambda x, dimensions: np.flip(x, dimensions),
     "select_n": lambda which, *cases: (
@@ -84,6 +106,7 @@ _MOVES: Mapping[str, Callable[..., Any]] = {
 _PLAIN: Mapping[str, slice] = {
     "dynamic_slice": slice(1, None),
     "dynamic_update_slice": slice(2, None),
+    "gather": slice(1, None),
     "select_n": slice(0, 1),
 }
 # What computes with additive shares.
@@ -105,6 +128,8 @@ def is_local(eqn: JaxprEqn, is_public: Callable[[Any], bool], consts: Mapping[Va
     """
     name, operands = eqn.primitive.name, eqn.invars
     plain = operands[_PLAIN[name]] if name in _PLAIN else []
+    if name == "gather" and not _takes_along_an_axis(eqn):
+        return False
     if name in _MOVES:
         return all(is_public(v) for v in plain)
     kinds = {np.dtype(shape_of(v).dtype).kind for v in operands if not isinstance(v, Literal)}

@@ -79,11 +79,17 @@ class Party:
         """Receive elements of the field of a known shape; WireError when the size differs, or one
         is no element.
         """
-        data = self.recv_bytes((field.BITS // 8 * math.prod(shape),))
-        elements = from_bytes(data, field.BITS).reshape(shape)
+        return self.recv_bytes_and_field(0, shape)[1]
+
+    def recv_bytes_and_field(
+        self, count: int, shape: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Receive `count` bytes and, in the same message, elements as `recv_field` does."""
+        data = self.recv_bytes((count + field.BITS // 8 * math.prod(shape),))
+        elements = from_bytes(data[count:], field.BITS).reshape(shape)
         if (elements >= np.uint64(field.P)).any():
             raise WireError("expected elements of the field, received larger words; session ends")
-        return elements
+        return data[:count], elements
 
     def open(self, value: Value, to: Owner, label: str) -> Public | Private:
         """Open `value` to `to` through the ledger."""

@@ -96,9 +96,16 @@ class SimulatedParty(Party):
 
         return self.incoming.take_one(uniform)
 
-    def recv_field(self, shape: tuple[int, ...]) -> np.ndarray:
-        data = self.incoming.take_one(lambda: to_bytes(field.uniform(self.own, shape), field.BITS))
-        return from_bytes(data, field.BITS).reshape(shape)
+    def recv_bytes_and_field(
+        self, count: int, shape: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        def uniform() -> np.ndarray:
+            bytes_before = self.own.words(((count + 7) // 8,)).view(np.uint8)[:count]
+            elements = to_bytes(field.uniform(self.own, shape), field.BITS)
+            return np.concatenate([bytes_before, elements])
+
+        data = self.incoming.take_one(uniform)
+        return data[:count], from_bytes(data[count:], field.BITS).reshape(shape)
 
 
 class _Recorded(Prg):

@@ -53,6 +53,10 @@ LINEAR: dict[str, Callable[[Any, Any, Any], Any]] = {
     "rows written at a public place": lambda a, b, i: jax.lax.dynamic_update_slice(
         a, b[:2], (i, 0)
     ),
+    "numbers at constant places": lambda a, b, i: jnp.take(
+        a, np.array([[3, 0], [1, 1]]), axis=1, mode="clip"
+    ),
+    "rows at public places": lambda a, b, i: jnp.take(b, jnp.stack([i, i + 1]), 0, mode="clip"),
     "integers": lambda a, b, i: a * (i + 1) + b,
     "integer as float": lambda a, b, i: a.astype(jnp.float32) * 2.0 + 0.25,
 }
@@ -65,6 +69,8 @@ NOT_LINEAR: dict[str, Callable[[Any, Any], Any]] = {
     "rounding": lambda a, b: a.astype(jnp.int32),
     "rounding to what is not negative": lambda a, b: a.astype(jnp.uint32),
     "matrix product": lambda a, b: a @ b.T,
+    "pairs of places": lambda a, b: a[np.array([0, 2]), np.array([3, 1])],
+    "nothing beyond the ends": lambda a, b: jnp.take(a, np.array([0, 9]), axis=1, mode="fill"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from spu_llm.core import field
 from spu_llm.core.correlation import Correlation, Correlations, Form, evaluate
 from spu_llm.core.integers import Factor
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -39,4 +40,10 @@ def check(correlation: Correlation, both: list[Correlations], fixed: Factor | No
         evaluate(correlation, masks, fixed),
         strict=True,
     ):
-        np.testing.assert_array_equal(a ^ b if part.form is Form.BOOL else a + b, expected)
+        np.testing.assert_array_equal(_added(part.form, a, b), expected)
+
+
+def _added(form: Form, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if form is Form.FIELD:
+        return field.added(a, b)
+    return a ^ b if form is Form.BOOL else a + b

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from models.cache import HIDDEN
+from protocols.arithmetic.field import FIELD_TRANSFER
 from protocols.functions.aggregation import OwnedBlock, with_one_maximum, with_own_maxima
 from protocols.functions.nonlinear import score_bits
 from spu_llm.compiler.secure_function import SecureFunction
@@ -32,9 +33,9 @@ VISIBLE[:, :2, [0, -1]] = [[[False, True], [True, False]]]
 VISIBLE[:, 2, 0] = True
 
 
-def exact() -> np.ndarray:
-    scores = np.einsum("hnd,htd->hnt", QUERY, KEYS, dtype=np.float64)
-    assert np.abs(scores).max() < LARGEST
+def exact(largest: float = LARGEST) -> np.ndarray:
+    scores = np.einsum("hnd,htd->hnt", QUERY, KEYS, dtype=np.float64) * (largest / LARGEST)
+    assert np.abs(scores).max() < largest
     scores = np.where(VISIBLE, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -42,12 +43,12 @@ def exact() -> np.ndarray:
 
 
 def attended(
-    simulation: Simulation, way: Any, hidden: bool, seen: np.ndarray
+    simulation: Simulation, way: Any, hidden: bool, seen: np.ndarray, largest: float = LARGEST
 ) -> tuple[np.ndarray, int]:
     """Return what two parties come to over a block in the provider's clear and a shared one, and
     the count of what left its range.
     """
-    cut, bits = SIZES[0], score_bits(LARGEST, hidden)
+    cut, bits = SIZES[0], score_bits(largest, hidden)
 
     def attention(query: Any, keys: Any, values: Any, k: Any, v: Any, shown: Any) -> Any:
         visible = jnp.where(shown, 0, HIDDEN) if hidden else seen
@@ -58,14 +59,15 @@ def attended(
         whole = jnp.concatenate([out.reshape(-1), counted])
         return reveal(whole, to=C, label="attention (test)")
 
-    name = f"{way.__name__} {hidden} {int(seen.sum())}"
+    name = f"{way.__name__} {hidden} {int(seen.sum())} {largest}"
     function = SecureFunction(attention, (C, J, J, P, P, C), name)
 
     def program(session: Any) -> Any:
         def own(owner: int, x: np.ndarray) -> Any:
             return session.private(owner, np.asarray, x.shape, x.dtype, x)
 
-        query, keys, values = (own(CLIENT, x) for x in (QUERY, KEYS[:, cut:], VALUES[:, cut:]))
+        scaled = (QUERY * (largest / LARGEST)).astype(np.float32)
+        query, keys, values = (own(CLIENT, x) for x in (scaled, KEYS[:, cut:], VALUES[:, cut:]))
         k, v = own(PROVIDER, KEYS[:, :cut]), own(PROVIDER, VALUES[:, :cut])
         return session.get(session.call(function, query, keys, values, k, v, own(CLIENT, seen)))
 
@@ -77,15 +79,61 @@ def attended(
 WAYS = pytest.mark.parametrize("way", [with_one_maximum, with_own_maxima])
 
 
-@pytest.mark.parametrize("hidden", [False, True], ids=["public", "the client's"])
+HIDDEN_OR_NOT = pytest.mark.parametrize("hidden", [False, True], ids=["public", "the client's"])
+SCORES = pytest.mark.parametrize("largest", [LARGEST, 1.0])  # 1.0 has the fewest bits there are
+
+
+@SCORES
+@HIDDEN_OR_NOT
 @WAYS
 def test_both_ways_are_attention_over_all_blocks(
-    simulation: Simulation, way: Any, hidden: bool
+    simulation: Simulation, way: Any, hidden: bool, largest: float
 ) -> None:
     """Rows that see nothing of one of the blocks among them."""
-    actual, outside = attended(simulation, way, hidden, VISIBLE)
-    np.testing.assert_allclose(actual, exact(), atol=0.02)
+    actual, outside = attended(simulation, way, hidden, VISIBLE, largest)
+    np.testing.assert_allclose(actual, exact(largest), atol=0.02)
     assert not outside
+
+
+@SCORES
+@HIDDEN_OR_NOT
+def test_what_no_row_may_see_costs_no_exponential(
+    simulation: Simulation, hidden: bool, largest: float
+) -> None:
+    """Of rows that see one column more each, as in a causal forward; among them one that sees
+    nothing but itself. The values are of attention over what is visible.
+    """
+    reach = (1, 7, 12)
+    seen = (RNG.random(VISIBLE.shape) < 0.6) & (np.arange(12) < np.array(reach)[:, None])
+    seen[:, :, 0] = True
+
+    def attention(query: Any, keys: Any, values: Any, shown: Any) -> Any:
+        visible = jnp.where(shown, 0, HIDDEN) if hidden else seen
+        bits = score_bits(largest, hidden)
+        block = OwnedBlock(keys, values, visible)
+        out, outside = with_one_maximum(query, [block], bits, reach=reach)
+        counted = jnp.broadcast_to(outside.astype(jnp.float32), (1,))
+        return reveal(jnp.concatenate([out.reshape(-1), counted]), to=C, label="attention (test)")
+
+    function = SecureFunction(attention, (C, J, J, C), f"causal {hidden} {largest}")
+    scaled = (QUERY * (largest / LARGEST)).astype(np.float32)
+
+    def program(session: Any) -> Any:
+        def own(x: np.ndarray) -> Any:
+            return session.private(CLIENT, np.asarray, x.shape, x.dtype, x)
+
+        args = [own(x) for x in (scaled, KEYS, VALUES, seen)]
+        demand = session.preprocess(function, *args)
+        units = demand.correlations[FIELD_TRANSFER.name].units
+        return session.get(session.call(function, *args)), units
+
+    outcomes, units = simulation.run(program)[CLIENT]
+    assert units == 2 * HEADS * sum(reach)  # two for each exponential
+    scores = np.where(seen, np.einsum("hnd,htd->hnt", scaled, KEYS, dtype=np.float64), -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    wanted = np.einsum("hnt,htd->hnd", weights / weights.sum(axis=-1, keepdims=True), VALUES)
+    np.testing.assert_allclose(outcomes[:-1].reshape(QUERY.shape), wanted, atol=0.02)
+    assert not outcomes[-1]
 
 
 @pytest.mark.parametrize("owner", [C, P], ids=["the client's", "the provider's"])

@@ -36,7 +36,7 @@ from protocols.bits.mux import mux
 from protocols.bits.thresholds import below
 from protocols.dp.clip import clip
 from protocols.functions.argmax import argmax
-from protocols.functions.exponential import FRAC_BITS, REACH, SCALE_BITS, scaled_exponential
+from protocols.functions.exponential import EDGE, FRAC_BITS, cut_exponential
 from protocols.functions.in_range import nonzero, require
 from protocols.functions.maximum import maximum
 from protocols.ot.select import select
@@ -216,9 +216,7 @@ CACHE = _random((HEADS, 3, DEPTH), -(2**63), 2**63 - 1, 7)
 
 # ---- the cases
 
-EDGE = REACH << FRAC_BITS  # exp(-EDGE units) is the first zero
 EXPONENTS = np.array([0, -1, -2, 2 - EDGE, 1 - EDGE, -EDGE, -EDGE - 1, 1 - 2**25])
-UNIT_OF_EXP = 1 << (SCALE_BITS - FRAC_BITS)  # a unit of exp(x) itself, in the scaled result
 
 _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
     reveal: (
@@ -591,22 +589,24 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
             bound=5,
         ),
     ),
-    scaled_exponential: (
+    cut_exponential: (
         _one(
             "fixed point",
-            scaled_exponential,
-            *[(np.array([0, -0.5, -3.25, -15.9, -16, -20], FLOAT), "arith")] * 2,
+            cut_exponential,
+            *[(np.array([0, -0.5, -3.25, -13.4, -13.5, -20], FLOAT), "arith")] * 2,
             bits=26,
-            error=UNIT_OF_EXP,
+            shift=0,
+            error=1 << 20,
         ),
         _one(
             "narrow shares",
-            scaled_exponential,
+            cut_exponential,
             (EXPONENTS, "arith30"),
             (EXPONENTS >> 8, "arith22"),
             bits=22,
             drop=8,
-            error=UNIT_OF_EXP,
+            shift=0,
+            error=1 << 20,
         ),
     ),
     reject: (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from protocols.functions.exponential import FRAC_BITS, REACH, SCALE_BITS
+from protocols.functions.exponential import FRAC_BITS, SCALE_BITS
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from tests.vectors.cases import CASES, all_ops
 from tests.vectors.encoding import (
@@ -182,22 +183,24 @@ def _distance_from_a_tie(x: Decimal) -> Decimal:
 
 
 def test_exponentials_do_not_hang_on_the_last_bit_of_a_double() -> None:
-    """The factors of `scaled_exponential` are exp in doubles, which differ between machines by a
-    unit in the last place: all that are recorded round the same way.
+    """The factors of `cut_exponential` are exp in doubles, which differ between machines by a unit
+    in the last place: all that are recorded round the same way.
     """
-    reach = REACH << FRAC_BITS
+    reach = 1 << 26
     seen = 0
-    for case in load("scaled_exponential")["cases"]:
+    for case in load("cut_exponential")["cases"]:
         x = case["calls"][0]["inputs"][0]
         for role in ROLES:
-            n = -from_hex(x[role], np.uint64, x["shape"]) & np.uint64(2 * reach - 1)
+            n = -from_hex(x[role], np.uint64, x["shape"]) * np.uint64(19) & np.uint64(2 * reach - 1)
             for word in n.tolist():
                 top, rest = divmod(word, reach)
-                starts, bits = ([0], 42) if role == "client" else ([top, 1 - top], SCALE_BITS - 42)
-                for start in starts:
-                    nats = Decimal(start * reach - rest) / 2**FRAC_BITS
-                    # 42 bits of at most 53, so a unit in the last place is 2^-10 or less.
-                    assert _distance_from_a_tie(nats.exp() * 2**bits) > Decimal(2) ** -8
+                starts, bits = [0], [SCALE_BITS]
+                if role != "client":
+                    starts, bits = [top, 1 - top], [SCALE_BITS // 2, 0]
+                for start, kept in itertools.product(starts, bits):
+                    nats = Decimal(start * reach - rest) / (19 * 2**FRAC_BITS)
+                    # 39 bits of at most 53, so a unit in the last place is 2^-14 or less.
+                    assert _distance_from_a_tie(nats.exp() * 2**kept) > Decimal(2) ** -8
                     seen += 1
     assert seen > 30
 

@@ -146,7 +146,7 @@ def build(layout: SessionShape, judge: Judge) -> SecureModel:
         visible = jnp.broadcast_to(see(0, n, capacity), (lanes, n, capacity))
         positions = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (lanes, n))
         cache = empty(prefix)
-        at, before = Rows(positions, visible, 0), after(prefix, hidden)
+        at, before = Rows(positions, visible, 0, causal=True), after(prefix, hidden)
         ends = part.prompt_ends(layout.begun)
         rows, shared, outside = part.forward(layout, weights, given, at, cache, before, ends)
         return *judged(weights, rows, outside, client, provider), shared, prefix
