@@ -204,6 +204,7 @@ TABLES: dict[str, Tables] = {
     "speedup": Tables(("speedup",), speedup.tables),
     "speedup_wan": Tables(("speedup_wan",), speedup.tables, seconds=False),
     "align_tasks": Tables(("align_tasks",), alignment.tables, seconds=False),
+    "align_tasks_t5": Tables(("align_tasks_t5",), alignment.tables, seconds=False),
     "backends": Tables(("backends",), speedup.tables),
     "speedup_t5": Tables(("speedup_t5",), speedup.tables),
     "drafts_t5": printed("drafts_t5", drafts.table, seconds=False),
