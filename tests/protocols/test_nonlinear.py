@@ -486,11 +486,11 @@ def test_scores_that_one_party_hides_weigh_nothing(simulation: Simulation, enoug
     """The largest beside the least visible one; a row that sees nothing has no weights at all. With
     the bits that public ones take, they would weigh.
     """
-    largest = 31.0
+    largest = 63.0
     scores = np.array([[-largest, largest, largest], [-largest, -largest, largest], [1, 2, 3]])
     hidden = np.array([[0, -1, -1], [0, 0, -1], [-1, -1, -1]], np.int32)
     bits = score_bits(largest, secret=enough)
-    assert (bits == 13) == enough
+    assert (bits == 14) == enough
 
     def weights(z: Any, visible: Any) -> Any:
         return softmax_weights(z * 2.0**FRAC_BITS, visible, bits)[0]
