@@ -130,10 +130,10 @@ class _Product:
         triples = party.take(FIELD_TRIPLE, share.size)
         self._bits, self._apart = (mask.reshape(shape) for mask in transfers.masks)
         self._keys = transfers.results[0].reshape(shape)
-        (a, b), (product,) = triples.masks, triples.results
-        # a_0 b_1 + b_0 a_1 is wanted: the provider's elements the other way around.
-        self._elements = np.stack([a, b] if party.rank == CLIENT else [b, a])
-        self._crossed = field.subtracted(product, field.multiplied(a, b))
+        (u, v), (product,) = triples.masks, triples.results
+        # u_0 v_1 + v_0 u_1 is wanted: the provider's elements the other way around.
+        self._elements = np.stack([u, v] if party.rank == CLIENT else [v, u])
+        self._crossed = field.subtracted(product, field.multiplied(u, v))
         # 1.
         bits = self._bits.size
         if party.rank == CLIENT:

@@ -409,7 +409,7 @@ RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 def score_bits(largest: float, secret: bool = False) -> int:
     """Return the bits of comparisons for scores |z| <= largest, which is at most LARGEST_SCORE: of
     differences of coarse scores, hidden ones below all others; more than 2 REACH below, where it is
-    `secret` which scores are hidden.
+    `secret` which scores are hidden. They are as many as exponents take in any case.
     """
     units, more = 2.0 ** (FRAC_BITS - COARSE), REACH if secret else 0
     needed = 2 + math.ceil(math.log2(2 * (largest + more) * units + 4))
@@ -450,10 +450,10 @@ def causal_weights(scores: Any, visible: Any, lengths: tuple[int, ...], bits: in
     rows = Ragged(lengths)
     visible = rows.flat(visible)
     fine, coarse = _narrowed(rows.flat(scores), visible, bits)
-    competing = rows, coarse
+    longer, competing = rows, coarse
     if _is_secret(visible):
-        competing = rows.with_last(coarse, _least(bits))
-    shift = competing[0].maxima(competing[1], bits=bits) + TOO_LOW
+        longer, competing = rows.with_last(coarse, _least(bits))
+    shift = longer.maxima(competing, bits=bits) + TOO_LOW
     weights = _weights_below(rows.spread(shift), fine, coarse, visible, bits)
     return rows.padded(weights, scores.shape[2])
 
