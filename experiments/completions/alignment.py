@@ -229,8 +229,8 @@ def curves(records: Sequence[Record]) -> list[str]:
 def tables(files: Files) -> list[str]:
     """Return the tables of committed runs, with where they come from."""
     records = [record for data in files.values() for record in data["runs"]]
-    loads = [load for record in records for load in record["machine"]["load"]]
-    load = saved.NO_SECONDS.format(min(loads), max(loads))
+    begun, ended = zip(*(record["machine"]["load"] for record in records), strict=True)
+    load = saved.NO_SECONDS.format(max(begun), max(ended))
     under = saved.under_table(files, (r["machine"] for r in records), load)
     return ["\n".join(table(records)), under, "\n".join(curves(records)), under]
 

@@ -22,7 +22,9 @@ import numpy as np
 from spu_llm.offline.packed import ring
 from spu_llm.offline.packed.ring import N
 
-_ROWS = 2  # of X in a polynomial, at most: more make fewer polynomials of X's, and more of Y's
+# Rows of X in a polynomial, at most: more make fewer polynomials of X's, and more of Y's. With one,
+# a cache's tiles take 33 to 40 % fewer bytes and 1.7 times as long.
+_ROWS = 2
 _PACKED = 128  # pairs that become one, at most: the error grows with them
 _BLOCKS = 32  # polynomials of Y's of a group, at most, unless one column has more: a MB each
 
