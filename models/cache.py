@@ -8,7 +8,8 @@ tree, as the mask says). Attention goes over each block separately, and the sums
 block is set back: rows at or past it are invisible, and the next step overwrites them. Where the
 provider may not learn how many drafts were accepted, the length only grows, the client hides the
 rows of rejected drafts, and a full block is packed. Blocks start short and are lengthened as rows
-are written, since attention costs the same for every row of a block, visible or not.
+are written, since a step's attention costs the same for every row of a block, visible or not; in a
+prefill, what no row can see costs no softmax.
 """
 
 from __future__ import annotations
