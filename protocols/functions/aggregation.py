@@ -106,7 +106,7 @@ def with_one_maximum(
     """Compute the attention over all blocks with one maximum. 1. Scores of all blocks, not
     truncated, plus `bias` [head, n, t], which is one's own or the parties' and costs no message.
     2. Weights under one maximum, and the inverse of their sum. 3. Numerators, while the inverse is
-    under way. 4. Normalised.
+    under way. 4. Normalised. `reach`: as for `attention_on_shares`.
     """
     heads, n, d = query.shape
     # 1.

@@ -257,10 +257,11 @@ def test_what_tokens_of_the_providers_own_cost() -> None:
         few = tokens <= FEW
         assert all((own[x] == others[x]) == few for x in ("online", "ahead", "seconds ahead"))
         assert own["messages"] <= 1.03 * alone["messages"]
-        assert own["online"] <= (1.35 if tokens <= 128 else 1.41) * alone["online"]
+        assert own["online"] <= (1.35 if tokens <= 128 else 1.45) * alone["online"]
+        # A prefill's maxima are of what its rows see: of more columns they take more levels.
         for name in ("messages", "rounds"):
             before = works[0, "the prompt alone"][0].counts[name]
-            assert works[tokens, "a system prompt"][0].counts[name] <= 1.10 * before
+            assert works[tokens, "a system prompt"][0].counts[name] <= 1.20 * before
 
 
 def test_a_comparison_keeps_what_its_dry_run_takes(figures: dict[str, Any]) -> None:

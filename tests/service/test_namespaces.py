@@ -84,6 +84,8 @@ def test_completions_between_two_namespaces(
         f"{PROVIDER}:0",
         "--jobs",
         "1",
+        "--client-sessions",
+        "4",
         *known("provider", "client"),
         within=namespaces[0],
     )
