@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from spu_llm.core.correlation import Correlation
 from spu_llm.core.values import CLIENT, PROVIDER
 from tests.vectors.cases import CASES
-from tests.vectors.encoding import VERSION_FILE, path_of, text_of, version_line
+from tests.vectors.encoding import VERSION_FILE, load, path_of, text_of, version_line
+from tests.vectors.meanings import changed
 from tests.vectors.recording import record
 from tests.vectors.replay import check_results, replay
 
@@ -20,7 +22,13 @@ def main() -> None:
     if unknown := [op for op in ops if op not in CASES]:
         parser.error(f"no cases of {', '.join(unknown)}; tests/vectors/cases.py has them")
     for op in ops:
-        recorded = record(op)
+        taken: dict[str, Correlation] = {}
+        recorded = record(op, taken)
+        if path_of(op).exists() and (names := changed(load(op), taken)):
+            parser.error(
+                f"{', '.join(names)}: another meaning under the same name; batches on disk are found "
+                "by it, so give it another name"
+            )
         for case in recorded["cases"]:
             check_results(case)  # before anything is written
             for rank in (CLIENT, PROVIDER):

@@ -39,11 +39,13 @@ from tests.vectors.encoding import FORMAT, Json, gate_of, of_both, to_hex, to_st
 STREAMS = (*ROLES, "common")
 
 
-def record(op: str) -> Json:
-    """Return all cases of an op, as its file has them."""
+def record(op: str, taken: dict[str, Correlation] | None = None) -> Json:
+    """Return all cases of an op, as its file has them; put the correlations that it takes into
+    `taken`, by their names.
+    """
     used: dict[str, Json] = {}
     with _noting_gates(used):
-        cases = [_record(op, case) for case in CASES[op]]
+        cases = [_record(op, case, {} if taken is None else taken) for case in CASES[op]]
     return {"format": FORMAT, "op": op, "gates": dict(sorted(used.items())), "cases": cases}
 
 
@@ -61,13 +63,13 @@ def _noting_gates(used: dict[str, Json]) -> Iterator[None]:
         yield
 
 
-def _record(op: str, case: Case) -> Json:
+def _record(op: str, case: Case, taken: dict[str, Correlation]) -> Json:
     def key(use: str) -> bytes:
         return hashlib.sha256(f"vectors of {op}, {case.name}: {use}".encode()).digest()
 
     sharing = Prg(key("sharing"))
     given = [_inputs(call, sharing) for call in case.calls]
-    dealer, wires = _Dealer(Prg(key("dealer"))), _Wire.pair()
+    dealer, wires = _Dealer(Prg(key("dealer")), taken), _Wire.pair()
 
     def half(rank: int) -> list[_Half]:
         own, common = _Stream(Prg(key(ROLES[rank]))), _Stream(Prg(key("common")))
@@ -228,11 +230,13 @@ class _Stream(Prg):
 class _Dealer:
     """Units for both parties, from one stream. The provider deals, since it has the matrices."""
 
-    def __init__(self, stream: Prg) -> None:
-        self._stream = stream
+    def __init__(self, stream: Prg, taken: dict[str, Correlation]) -> None:
+        """Take the stream, and what correlations are noted in, by their names."""
+        self._stream, self._taken = stream, taken
         self._for_client: queue.Queue[tuple[str, int, Correlations] | None] = queue.Queue()
 
     def deal(self, correlation: Correlation, units: int, fixed: Any) -> list[Correlations]:
+        self._taken[correlation.name] = correlation
         masks = [correlation.draw(rank, self._stream, units) for rank in (CLIENT, PROVIDER)]
         results = deal(correlation, masks, self._stream, fixed)
         both = [Correlations(masks[rank], results[rank]) for rank in (CLIENT, PROVIDER)]

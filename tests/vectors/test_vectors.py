@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import itertools
 import re
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from protocols.functions.exponential import FRAC_BITS, SCALE_BITS
+from spu_llm.core.correlation import Correlation
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from tests.vectors.cases import CASES, all_ops
 from tests.vectors.encoding import (
@@ -31,6 +33,7 @@ from tests.vectors.encoding import (
     text_of,
     version_line,
 )
+from tests.vectors.meanings import changed
 from tests.vectors.recording import record
 from tests.vectors.replay import check_results, replay
 
@@ -96,6 +99,33 @@ def test_results_are_the_reference(op: str) -> None:
 def test_recording_again_changes_nothing(op: str) -> None:
     """Else a case, an op's own randomness or what it sends has changed: record it again."""
     assert path_of(op).read_text(encoding="utf-8") == text_of(record(op))
+
+
+def test_no_correlation_means_something_else() -> None:
+    """Batches on disk are found by the name of their correlation."""
+    checked: set[str] = set()
+    for op in CASES:
+        taken: dict[str, Correlation] = {}
+        record(op, taken)
+        assert changed(load(op), taken) == []
+        checked |= set(taken)
+    assert len(checked) > 20
+
+
+def test_another_meaning_under_a_name_is_noticed() -> None:
+    taken: dict[str, Correlation] = {}
+    recorded = {op: record(op, taken) for op in ("multiply", "field_square", "mux")}
+    for name, correlation in taken.items():
+        others = [
+            dataclasses.replace(
+                correlation, secure=lambda *x, c=correlation: [y + 1 for y in c.secure(*x)]
+            ),
+            dataclasses.replace(correlation, results=correlation.results * 2),
+        ]
+        for other in others:
+            assert name in {
+                found for one in recorded.values() for found in changed(one, {name: other})
+            }
 
 
 def _places(case: Json) -> Iterator[tuple[int, Json, str]]:

@@ -1,0 +1,45 @@
+"""What a correlation means must not change under its name, by which batches on disk are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from spu_llm.core.correlation import Correlation, Part, evaluate, together
+from spu_llm.core.values import CLIENT, PROVIDER
+from tests.vectors.encoding import Json, correlations_of, fixed_of, parts_of
+
+
+def changed(recorded: Json, correlations: Mapping[str, Correlation]) -> list[str]:
+    """Return the names of correlations that give other results for the masks of an op's recorded
+    units, or have other parts.
+    """
+    units = [unit for name, unit in _units(recorded) if name in correlations]
+    names = {unit["name"] for unit in units if not _means(correlations[unit["name"]], unit)}
+    return sorted(names)
+
+
+def _units(recorded: Json) -> Iterator[tuple[str, Json]]:
+    for case in recorded["cases"]:
+        for call in case["calls"]:
+            yield from ((unit["name"], unit) for unit in call["correlations"])
+
+
+def _means(correlation: Correlation, unit: Json) -> bool:
+    """Tell whether recorded units are of a correlation: its parts, and its results for the masks."""
+    kinds = {
+        name: [{key: part[key] for key in ("shape", "holder", "form")} for part in unit[name]]
+        for name in ("masks", "results")
+    }
+    if parts_of(correlation) != kinds:
+        return False
+    client, provider = (correlations_of(unit, rank) for rank in (CLIENT, PROVIDER))
+
+    def plain(parts: tuple[Part, ...], a: list[np.ndarray], b: list[np.ndarray]) -> list[np.ndarray]:
+        return [together(part, x, y) for part, x, y in zip(parts, a, b, strict=True)]
+
+    masks = plain(correlation.masks, client.masks, provider.masks)
+    results = plain(correlation.results, client.results, provider.results)
+    made = evaluate(correlation, masks, fixed_of(unit))
+    return all(np.array_equal(x, y) for x, y in zip(made, results, strict=True))
