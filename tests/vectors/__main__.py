@@ -26,8 +26,8 @@ def main() -> None:
         recorded = record(op, taken)
         if path_of(op).exists() and (names := changed(load(op), taken)):
             parser.error(
-                f"{', '.join(names)}: another meaning under the same name; batches on disk are found "
-                "by it, so give it another name"
+                f"{', '.join(names)}: another meaning under the same name; batches on disk are "
+                "found by it, so give it another name"
             )
         for case in recorded["cases"]:
             check_results(case)  # before anything is written

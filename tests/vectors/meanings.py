@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def _units(recorded: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _means(correlation: Correlation, unit: Json) -> bool:
-    """Tell whether recorded units are of a correlation: its parts, and its results for the masks."""
+    """Tell whether recorded units have a correlation's parts, and its results for their masks."""
     kinds = {
         name: [{key: part[key] for key in ("shape", "holder", "form")} for part in unit[name]]
         for name in ("masks", "results")
@@ -36,10 +36,13 @@ def _means(correlation: Correlation, unit: Json) -> bool:
         return False
     client, provider = (correlations_of(unit, rank) for rank in (CLIENT, PROVIDER))
 
-    def plain(parts: tuple[Part, ...], a: list[np.ndarray], b: list[np.ndarray]) -> list[np.ndarray]:
-        return [together(part, x, y) for part, x, y in zip(parts, a, b, strict=True)]
-
-    masks = plain(correlation.masks, client.masks, provider.masks)
-    results = plain(correlation.results, client.results, provider.results)
+    masks = _plain(correlation.masks, client.masks, provider.masks)
+    results = _plain(correlation.results, client.results, provider.results)
     made = evaluate(correlation, masks, fixed_of(unit))
     return all(np.array_equal(x, y) for x, y in zip(made, results, strict=True))
+
+
+def _plain(
+    parts: Sequence[Part], client: Sequence[np.ndarray], provider: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    return [together(part, x, y) for part, x, y in zip(parts, client, provider, strict=True)]
