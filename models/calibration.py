@@ -16,7 +16,8 @@ from models.draft import Drafter
 from models.encoder_decoder import source_length
 from models.family import ModelConfig, Params, bounds_of, check_ranges, family_of, tables_of
 from models.ranges import LARGEST_INNER, LARGEST_LINEAR, LEAST_SPREAD, Bounds
-from protocols.functions.nonlinear import LARGEST_ACTIVATION, norm_high
+from protocols.functions.activations import LARGEST_ACTIVATION
+from protocols.functions.norms import norm_high
 from spu_llm.core.errors import InputError
 
 MARGIN = 2.0  # between lengths that were seen and the range, on either side
@@ -112,7 +113,7 @@ def _misfits(squares: Sequence[np.ndarray], low: list[float], high: list[float])
 
 def _activation_above(bounds: Bounds) -> float:
     """Return the largest range of activations whose comparisons need no more bits than the block's
-    bound does (`nonlinear.activation_bits`).
+    bound does (`activations.activation_bits`).
     """
     largest = max(float(2 ** math.ceil(math.log2(max(bounds.activation, 1.0) + 9)) - 9), 1.0)
     return min(largest, float(LARGEST_ACTIVATION))
@@ -120,7 +121,7 @@ def _activation_above(bounds: Bounds) -> float:
 
 def _score_above(bound: float) -> float:
     """Return the largest range of scores whose comparisons need no more bits than `bound` does
-    (`nonlinear.score_bits`).
+    (`softmax.score_bits`).
     """
     return float(2 ** math.ceil(math.log2(max(bound, 1.0) + 1)) - 1)
 

@@ -24,7 +24,7 @@ from jax import Array
 
 from models.cache import Block, CacheT, EncoderDecoderCache, Prefix, Rows, rows_after
 from models.family import Family, Layer, Outside, Params, Unchecked, family_of, norm_name, one_row
-from protocols.functions.nonlinear import rms_norm
+from protocols.functions.norms import rms_norm
 
 
 class RelativePositions(NamedTuple):

@@ -29,7 +29,7 @@ from models import ranges
 from models.cache import Block, CacheT, Prefix, Rows, attend, join_heads, layer_blocks, rows_after
 from models.ranges import Bounds, Linear, ModelBounds, Ranges
 from protocols.functions.layers import append_rows, dense, look_up
-from protocols.functions.nonlinear import check_norm, longer, norm_high, rms_norm
+from protocols.functions.norms import check_norm, longer, norm_high, rms_norm
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 

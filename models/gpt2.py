@@ -23,8 +23,8 @@ from models.cache import split_heads
 from models.config_fields import check_switches, fraction, positive_int
 from models.family import Family, Layer, Matrix, ModelConfig
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_score, of_site
+from protocols.functions.activations import PIECES, activation_bits, gelu
 from protocols.functions.layers import look_up
-from protocols.functions.nonlinear import PIECES, activation_bits, gelu
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 

@@ -16,18 +16,12 @@ from models.family import ModelConfig, Params, bounds_of, family_of
 from models.ranges import LARGEST_LINEAR, Bounds, of_site
 from protocols.arithmetic.projection import GAP, PROJECTIONS, least_bits
 from protocols.bits.compare import sign_cost
-from protocols.functions.nonlinear import (
-    PIECES,
-    RELU_BITS,
-    RELU_ERROR,
-    activation_bits,
-    norm_high,
-    norm_lines,
-    score_bits,
-)
+from protocols.functions.activations import PIECES, RELU_BITS, RELU_ERROR, activation_bits
+from protocols.functions.norms import norm_high, norm_lines
+from protocols.functions.softmax import score_bits
 
 CHECKED, PROVED = "checked", "proved"
-_SOFTMAX_ERROR = 4e-4  # relative (`protocols.functions.nonlinear`)
+_SOFTMAX_ERROR = 4e-4  # relative (`protocols.functions.softmax`)
 
 
 @dataclass(frozen=True)

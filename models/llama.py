@@ -26,8 +26,8 @@ from models.config_fields import check_switches, fraction, positive_int
 from models.family import Family, Layer, Matrix, ModelConfig, embed_tokens, token_table
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score, of_site
 from protocols.arithmetic.known_factors import known_factors
+from protocols.functions.activations import PIECES, activation_bits, silu
 from protocols.functions.layers import times
-from protocols.functions.nonlinear import PIECES, activation_bits, silu
 from protocols.functions.rotary import rotate
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown

@@ -27,8 +27,8 @@ from models.config_fields import check_switches, fraction, positive_int, start_t
 from models.encoder_decoder import EncoderDecoder, RelativePositions
 from models.family import Layer, Matrix, ModelConfig, embed_tokens, token_table
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_score, of_site
+from protocols.functions.activations import PIECES, activation_bits, gelu, relu
 from protocols.functions.layers import times
-from protocols.functions.nonlinear import PIECES, activation_bits, gelu, relu
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 

@@ -21,7 +21,7 @@ from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
-from protocols.functions import nonlinear
+from protocols.functions import activations, norms, reciprocals, softmax
 from protocols.functions.argmax import argmax
 from protocols.functions.layers import times
 from protocols.functions.maximum import maximum
@@ -425,13 +425,13 @@ _CASES = [
         lambda x, y: joint_fraction(x, y, bits=FRACTION_BITS),
         {"low bits of x ^ y": _fraction},
     ),
-    _function("relu", "ReLU", nonlinear.relu, lambda x: jax.nn.relu(x), 1e-3),
-    _function("gelu", "GELU (tanh form)", nonlinear.gelu, lambda x: jax.nn.gelu(x), 3e-3),
-    _function("silu", "SiLU", nonlinear.silu, lambda x: jax.nn.silu(x), 1.1e-2),
+    _function("relu", "ReLU", activations.relu, lambda x: jax.nn.relu(x), 1e-3),
+    _function("gelu", "GELU (tanh form)", activations.gelu, lambda x: jax.nn.gelu(x), 3e-3),
+    _function("silu", "SiLU", activations.silu, lambda x: jax.nn.silu(x), 1.1e-2),
     _function(
         "reciprocal",
         f"1 / x, {_LOW:g} <= x < {_HIGH:g}",
-        lambda x: nonlinear.reciprocal(x, low=_LOW, high=_HIGH)[0],
+        lambda x: reciprocals.reciprocal(x, low=_LOW, high=_HIGH)[0],
         lambda x: 1 / x,
         3e-4,
         _shared(_positive),
@@ -441,7 +441,7 @@ _CASES = [
     _function(
         "rsqrt",
         f"1 / sqrt(x), {_LOW:g} <= x < {_HIGH:g}",
-        lambda x: nonlinear.rsqrt(x, low=_LOW, high=_HIGH)[0],
+        lambda x: reciprocals.rsqrt(x, low=_LOW, high=_HIGH)[0],
         lambda x: jax.lax.rsqrt(x),
         2e-4,
         _shared(_positive),
@@ -451,7 +451,7 @@ _CASES = [
     _of_row(
         "rms-norm",
         f"x / sqrt(mean(x^2)), {WIDTH} wide",
-        lambda x: nonlinear.rms_norm(x, epsilon=_EPSILON)[0],
+        lambda x: norms.rms_norm(x, epsilon=_EPSILON)[0],
         _normed,
         1e-3,
         _shared(_fixed(WIDTH, scale=2)),
@@ -459,7 +459,7 @@ _CASES = [
     _of_row(
         "softmax",
         f"softmax over {_SCORES}",
-        lambda x: nonlinear.softmax_of_product(x * 2.0**FRAC_BITS),
+        lambda x: softmax.softmax_of_product(x * 2.0**FRAC_BITS),
         lambda x: jax.nn.softmax(x),
         4e-4,
         _shared(_fixed(_SCORES, scale=3)),

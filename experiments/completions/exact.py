@@ -47,7 +47,7 @@ from protocols.functions.aggregation import OwnedBlock, with_one_maximum, with_o
 from protocols.functions.argmax import argmax
 from protocols.functions.exponential import exponential
 from protocols.functions.maximum import maximum
-from protocols.functions.nonlinear import score_bits
+from protocols.functions.softmax import score_bits
 from protocols.ot.select import select
 from protocols.verification.sampling import Widths, locate, reject, residual
 from spu_llm.api.defaults import DRAFT_LENGTH, PREFIX_PAD

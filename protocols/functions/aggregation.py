@@ -32,14 +32,14 @@ from protocols.arithmetic.narrow import FRAC_BITS
 from protocols.arithmetic.product import multiply, scale_rows
 from protocols.functions.exponential import COARSE, exponentials_below
 from protocols.functions.maximum import maximum
-from protocols.functions.nonlinear import (
+from protocols.functions.piecewise import Untruncated
+from protocols.functions.softmax import (
     RECIPROCAL_BITS,
     causal_weights,
     reciprocal_of_sums,
     score_bits,
     softmax_weights,
 )
-from protocols.functions.piecewise import Untruncated
 
 
 class OwnedBlock(NamedTuple):

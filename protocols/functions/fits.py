@@ -9,7 +9,7 @@ Shares are compared with a threshold t in units of 2^-4 after `protocols.arithme
 may be one unit low: which of two neighbours is taken is open for x in [t, t + 1) units. So every
 piece is fitted up to one unit beyond the threshold where it ends.
 
-`python -m protocols.functions.fits` prints the pieces that `protocols.functions.nonlinear` has.
+`python -m protocols.functions.fits` prints the pieces that `protocols.functions.activations` has.
 """
 
 from __future__ import annotations

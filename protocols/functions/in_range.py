@@ -1,6 +1,6 @@
 """Whether all activations of a step stayed where the functions on shares hold, and where not.
 
-Functions on a bounded range count what left it (`protocols.functions.nonlinear.rms_norm`). One bit
+Functions on a bounded range count what left it (`protocols.functions.norms.rms_norm`). One bit
 of the shared counts is opened to both parties, whether all are zero, before anything that was
 computed from those activations: the step's later values pass through `require`, which ends the
 session at both parties otherwise. Only then one bit of each count is opened, to the client alone:

@@ -17,7 +17,7 @@ from experiments.fidelity.logits import compare, windows_from
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED
-from protocols.functions.nonlinear import GELU, activation_bits
+from protocols.functions.activations import GELU, activation_bits
 from protocols.functions.piecewise import quadratics
 from spu_llm.core._jax import ClosedJaxpr, flat_jaxpr, shape_of
 from spu_llm.core.errors import InputError

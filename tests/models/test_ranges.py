@@ -21,7 +21,7 @@ from models.gpt2 import GPT2Config, fold, init_params
 from models.hf import load_config, load_model, load_uncalibrated, save_model, save_ranges
 from models.ranges import Linear, Ranges, largest_score
 from models.split import Split
-from protocols.functions.nonlinear import norm_high
+from protocols.functions.norms import norm_high
 from spu_llm.core.errors import InputError, RangeError
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession

@@ -11,7 +11,7 @@ import pytest
 from models.cache import HIDDEN
 from protocols.arithmetic.field import FIELD_TRANSFER
 from protocols.functions.aggregation import OwnedBlock, with_one_maximum, with_own_maxima
-from protocols.functions.nonlinear import score_bits
+from protocols.functions.softmax import score_bits
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner

@@ -13,31 +13,20 @@ import pytest
 
 from protocols.arithmetic.narrow import FRAC_BITS
 from protocols.arithmetic.product import scale_rows
-from protocols.functions import aggregation, nonlinear
+from protocols.functions import aggregation, norms
+from protocols.functions.activations import GELU, PIECES, SILU, activation_bits, gelu, relu, silu
 from protocols.functions.layers import times
-from protocols.functions.nonlinear import (
-    GELU,
-    NORM_LOW,
-    PIECES,
+from protocols.functions.norms import NORM_LOW, longer, norm_high, norm_lines, rms_norm
+from protocols.functions.piecewise import Quadratics, Untruncated, quadratics
+from protocols.functions.reciprocals import reciprocal, rsqrt
+from protocols.functions.rotary import rotate
+from protocols.functions.softmax import (
     RECIPROCAL_BITS,
-    SILU,
-    activation_bits,
-    gelu,
-    longer,
-    norm_high,
-    norm_lines,
-    reciprocal,
     reciprocal_of_sums,
-    relu,
-    rms_norm,
-    rsqrt,
     score_bits,
-    silu,
     softmax_of_product,
     softmax_weights,
 )
-from protocols.functions.piecewise import Quadratics, Untruncated
-from protocols.functions.rotary import rotate
 from spu_llm.compiler.plan import OpCall
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core import field
@@ -306,7 +295,7 @@ def test_more_thresholds_more_bytes_no_more_messages(
         if count in (6, -8):
             continue  # the ones in use
         name = "gelu" if count > 0 else "silu"
-        on_shares = lambda x, f=function: nonlinear.quadratics(x, f, bits=13)  # noqa: E731
+        on_shares = lambda x, f=function: quadratics(x, f, bits=13)  # noqa: E731
         actual, entries = _secure(simulation, on_shares, GRID[:160])
         exact = FUNCTIONS[name].exact(GRID[:160].astype(np.float64))
         assert np.abs(actual - exact).max() <= _allowed(function)
@@ -472,7 +461,7 @@ def test_norms_with_fine_factors_stay_in_the_ring(simulation: Simulation) -> Non
     """A small gain and a wide range: cut to what the field takes, factors would be too coarse."""
     gain, high = 0.125, norm_high(ROWS.shape[-1])
     _, position = norm_lines(ROWS.shape[-1], EPSILON, gain, NORM_LOW, high)
-    assert position - field.MAX_SHIFT > nonlinear._MOST_CUT
+    assert position - field.MAX_SHIFT > norms._MOST_CUT
     ours = lambda x: rms_norm(x, epsilon=EPSILON, gain=gain)[0]  # noqa: E731
     actual, entries = _secure(simulation, ours, ROWS)
     assert not any(e.name == "field_scale_rows" for e in entries)
@@ -513,4 +502,4 @@ def test_scores_that_one_party_hides_weigh_nothing(simulation: Simulation, enoug
 
 def test_a_norm_of_too_wide_a_range_is_refused() -> None:
     with pytest.raises(ValueError, match="words"):
-        nonlinear.norm_lines(256, EPSILON, 1.0, 2.0**-16, 2.0**14)
+        norms.norm_lines(256, EPSILON, 1.0, 2.0**-16, 2.0**14)

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.arithmetic.narrow import FRAC_BITS
+from protocols.functions.activations import GELU, SILU
 from protocols.functions.fits import DEVIATION, FITTED, REACH, error_of, quadratics
 from protocols.functions.lookup import Table, lookup
-from protocols.functions.nonlinear import GELU, NORM_LOW, SILU, norm_high, norm_lines
+from protocols.functions.norms import NORM_LOW, norm_high, norm_lines
 from protocols.functions.piecewise import MAX_ERROR, Lines, Quadratics, lines
 
 STATED = {"gelu": GELU, "silu": SILU}
