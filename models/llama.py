@@ -26,8 +26,7 @@ from models.config_fields import check_switches, fraction, positive_int
 from models.family import Family, Layer, Matrix, ModelConfig, embed_tokens, token_table
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score, of_site
 from protocols.arithmetic.known_factors import known_factors
-from protocols.functions.activations import PIECES, activation_bits, silu
-from protocols.functions.layers import times
+from protocols.functions.activations import PIECES, activation_bits, silu_gated
 from protocols.functions.rotary import rotate
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
@@ -266,7 +265,7 @@ def mlp(x: Array, layer: Layer) -> Array:
     """
     bits = activation_bits(of_site(layer.config.largest_activation, layer.number))
     gate, up = jnp.split(layer.linear("gate_up", x), 2, axis=-1)
-    return layer.inner("down", times(silu(gate, bits=bits), up))
+    return layer.inner("down", silu_gated(gate, up, bits=bits))
 
 
 # ---- what weights bound

@@ -28,9 +28,9 @@ import numpy as np
 
 from protocols.arithmetic.product import LIFT
 from protocols.arithmetic.projection import GAP
-from protocols.functions.activations import LARGEST_ACTIVATION
+from protocols.functions.activations import LARGEST_ACTIVATION, LARGEST_GATED
 from protocols.functions.aggregation import LARGEST_VALUE
-from protocols.functions.layers import LARGEST_GATED, LOOK_UP_LIFT
+from protocols.functions.layers import LOOK_UP_LIFT
 from protocols.functions.norms import NORM_HIGH, NORM_LOW
 from protocols.functions.softmax import LARGEST_SCORE
 from protocols.verification.distribution import SPREAD

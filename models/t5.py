@@ -27,8 +27,7 @@ from models.config_fields import check_switches, fraction, positive_int, start_t
 from models.encoder_decoder import EncoderDecoder, RelativePositions
 from models.family import Layer, Matrix, ModelConfig, embed_tokens, token_table
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_score, of_site
-from protocols.functions.activations import PIECES, activation_bits, gelu, relu
-from protocols.functions.layers import times
+from protocols.functions.activations import PIECES, activation_bits, gelu_gated, relu
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 
@@ -320,7 +319,7 @@ def mlp(x: Array, layer: Layer) -> Array:
     if layer.config.feed_forward_proj == RELU:
         return layer.inner("down", relu(inner, bits=bits))
     gate, up = jnp.split(inner, 2, axis=-1)
-    return layer.inner("down", times(gelu(gate, bits=bits), up))
+    return layer.inner("down", gelu_gated(gate, up, bits=bits))
 
 
 # ---- what weights bound

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from protocols.arithmetic.field_product import field_multiply
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.product import linear, matmul, multiply, square
 from protocols.arithmetic.truncate import How, truncate
@@ -23,7 +25,6 @@ from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
 from protocols.functions import activations, norms, reciprocals, softmax
 from protocols.functions.argmax import argmax
-from protocols.functions.layers import times
 from protocols.functions.maximum import maximum
 from protocols.functions.rotary import rotate
 from protocols.ot.select import select
@@ -331,7 +332,7 @@ _CASES = [
         "x * y, fixed point",
         "values",
         _shared(_fixed(), _fixed()),
-        times,
+        partial(field_multiply, cuts=(4, 4)),
         {"x * y": lambda x, y: x * y},
     ),
     OpCase(

@@ -1,13 +1,13 @@
-"""Shares modulo 2^64 to shares modulo p (`spu_llm.core.field`), and back: a round each, with a bit
-per value each way.
+"""Shares modulo 2^64, or a smaller power, to shares modulo p (`spu_llm.core.field`), and back
+modulo 2^64: a round each, with a bit per value each way.
 
 Either way each party truncates its own share, and what the shares of a wrapped-around sum are too
 much is taken out: a wrap, of one known side of which the other two say, as in
 `protocols.arithmetic.truncate`.
 
-into  x_0 + x_1 = x + 2^62 + w 2^64, for |x| < 2^62, with w = 1 - (1 - top_0)(1 - top_1) of the top
-      bits. The shares modulo p are floor(x_0 / 2^cut), ceil(x_1 / 2^cut), less w 2^(64-cut) and
-      2^(62-cut): x / 2^cut, rounded without a bias.
+into  x_0 + x_1 = x + 2^(k-2) + w 2^k, for shares modulo 2^k and |x| < 2^(k-2), with
+      w = 1 - (1 - top_0)(1 - top_1) of the top bits. The shares modulo p are floor(x_0 / 2^cut),
+      ceil(x_1 / 2^cut), less w 2^(k-cut) and 2^(k-2-cut): x / 2^cut, rounded without a bias.
 back  y_0 + y_1 = z + c + w p, for |z| < c = 2^46 - 2^20. Since z + c < p / 2, a sum that wraps has
       a share of at least p / 2, and one that does not has none: w = 1 - (1 - t_0)(1 - t_1), with
       t_i = [y_i > p / 2]. The shares modulo 2^64 are floor(y_0 / 2^shift), ceil(y_1 / 2^shift),
@@ -26,7 +26,7 @@ sends s_0 - s_1 + v, and s_u + u (s_0 - s_1 + v) = s_0 + u v.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -39,12 +39,11 @@ from spu_llm.core.op import Cost
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import SimulatedParty
 from spu_llm.core.transfers import Transfers
-from spu_llm.core.values import CLIENT, PROVIDER, Owner, from_bytes, low_bits, to_bytes
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, from_bytes, low_bits, to_bytes
 
 LIMIT_BITS = 46  # of what comes back: |z| is below 2^46 - 2^20
 
 _0, _1, _2 = np.uint64(0), np.uint64(1), np.uint64(2)
-_OFFSET_IN = 1 << 62
 _OFFSET_BACK = (1 << LIMIT_BITS) - (1 << field.MAX_SHIFT)
 _HALF = np.uint64((field.P + 1) // 2)
 
@@ -139,35 +138,40 @@ def _product_of_own_bits(party: Party, bit: np.ndarray, correlation: Correlation
 # ---- into the field
 
 
-def into_field(party: Party, parts: Sequence[tuple[np.ndarray, int]]) -> list[np.ndarray]:
-    """Compute shares modulo p of x / 2^cut, for shares modulo 2^64 of each x and its cut, in one
-    message each way; |x| < 2^62.
+def into_field(party: Party, parts: Sequence[tuple[Arith, int]]) -> list[np.ndarray]:
+    """Compute shares modulo p of x / 2^cut, for shares modulo 2^k of each x and its cut, in one
+    message each way; |x| < 2^(k-2).
 
-    1. Add 2^62 and truncate both shares. 2. The product of the top bits' complements. 3. Take the
-    wrap out, and what was added. ValueError for a cut above 62.
+    1. Add 2^(k-2) and truncate both shares. 2. The product of the top bits' complements. 3. Take
+    the wrap out, and what was added. ValueError for a cut above k - 2.
     """
-    if not all(0 <= cut <= 62 for _, cut in parts):
-        raise ValueError("a factor is cut by 0 to 62 bits")
-    sizes = [words.size for words, _ in parts]
-    cuts = np.repeat(np.array([cut for _, cut in parts], np.uint64), sizes)
-    words = np.concatenate([words.reshape(-1) for words, _ in parts])
+    if not all(0 <= cut <= x.bits - 2 for x, cut in parts):
+        raise ValueError("a factor is cut by 0 bits to two less than it has")
+
+    def each(numbers: Iterable[int]) -> np.ndarray:
+        return np.repeat(np.array(list(numbers), np.uint64), [x.words.size for x, _ in parts])
+
+    cuts, offsets = each(cut for _, cut in parts), each(1 << x.bits - 2 for x, _ in parts)
+    words = np.concatenate([x.words.reshape(-1) for x, _ in parts])
     # 1.
-    words = refresh(party, words) + public_share(party, _OFFSET_IN)
+    words = refresh(party, words) + (offsets if party.rank == CLIENT else _0)
+    words &= each((1 << x.bits) - 1 for x, _ in parts)
     share = words >> cuts
     if party.rank == PROVIDER:
         share += (words & ((_1 << cuts) - _1) != 0).astype(np.uint64)
     # 2.
-    no_wrap = _product_of_own_bits(party, (words >> np.uint64(63)) ^ _1, PRODUCT_IN_FIELD)
-    # 3. w 2^(64-cut) = 2^(64-cut) - no_wrap 2^(64-cut).
-    wraps = np.repeat(np.array([(1 << 64 - cut) % field.P for _, cut in parts], np.uint64), sizes)
+    top = words >> each(x.bits - 1 for x, _ in parts)
+    no_wrap = _product_of_own_bits(party, top ^ _1, PRODUCT_IN_FIELD)
+    # 3. w 2^(k-cut) = 2^(k-cut) - no_wrap 2^(k-cut).
+    wraps = each((1 << x.bits - cut) % field.P for x, cut in parts)
     elements = field.added(
         field.reduced(share), field.multiplied(field.of_integers(no_wrap.view(np.int64)), wraps)
     )
     if party.rank == CLIENT:
-        constant = np.uint64(_OFFSET_IN) >> cuts
-        elements = field.subtracted(elements, field.added(wraps, field.reduced(constant)))
-    pieces = np.split(elements, np.cumsum(sizes)[:-1])
-    return [x.reshape(w.shape) for x, (w, _) in zip(pieces, parts, strict=True)]
+        constant = field.reduced(offsets >> cuts)
+        elements = field.subtracted(elements, field.added(wraps, constant))
+    pieces = np.split(elements, np.cumsum([x.words.size for x, _ in parts])[:-1])
+    return [piece.reshape(x.shape) for piece, (x, _) in zip(pieces, parts, strict=True)]
 
 
 # ---- back into the ring

@@ -131,13 +131,12 @@ def _field_op(
     def two_party(
         party: Party, *inputs: Value, cuts: tuple[int, ...], shift: int | None = None
     ) -> Arith:
-        shares = [as_arith(party, v) for v in inputs]
+        shares = [as_arith(party, v, narrow=True) for v in inputs]
         first = shares[0]
         if not first.words.size:
-            return first
+            return Arith(first.words, first.dtype, first.frac_bits)
         # 1.
-        parts = [(s.words, cut) for s, cut in zip(shares, cuts, strict=True)]
-        elements = into_field(party, parts)
+        elements = into_field(party, list(zip(shares, cuts, strict=True)))
         # 2.
         z = product(party, *elements)
         # 3.
@@ -178,8 +177,8 @@ field_multiply = _field_op(
     "field_multiply", lambda x, y: x * y, _multiplied, lambda count: 2 * count, lambda cuts: cuts
 )
 """x * y of equal shapes and types, less `cuts` = (of x, of y) bits each before: |x y| is below
-2^(46 + cuts) words, and each of them below 2^62. `shift`: of the whole product, as of `multiply`;
-20 bits more than the cuts at most."""
+2^(46 + cuts) words, and each of them below 2^62, or 2^(bits-2) of a narrow share. `shift`: of the
+whole product, as of `multiply`; 20 bits more than the cuts at most."""
 
 field_square = _field_op(
     "field_square", lambda x: x * x, _squared, lambda count: count, lambda cuts: (*cuts, *cuts)

@@ -4,6 +4,7 @@
 relu          6          1.0e-3
 gelu, silu    10         3.0e-3, 9.8e-3 (`protocols.functions.piecewise.quadratics`, whose dropped
                          bits may add a unit a threshold)
+.. times y    14         of the function times |y|, and 2^-14 of either factor
 
 Activations follow norms through known matrices, so they have bounds: their comparisons are as wide
 as the caller's bound needs (`activation_bits`). Messages and bytes: `spu-llm bench op`;
@@ -18,10 +19,17 @@ from typing import Any
 
 import jax
 
-from protocols.arithmetic.narrow import FRAC_BITS, narrow
+from protocols.arithmetic.field_product import field_multiply
+from protocols.arithmetic.narrow import FRAC_BITS, narrow, units
 from protocols.bits.mux import mux
 from protocols.bits.thresholds import below
-from protocols.functions.piecewise import UNIT_BITS, Quadratics, quadratics
+from protocols.functions.piecewise import (
+    MOST_SPARE,
+    UNIT_BITS,
+    Quadratics,
+    narrow_quadratics,
+    quadratics,
+)
 from spu_llm.core.approx import approximation
 
 # Fitted by `python -m protocols.functions.fits`; written out because both parties must hold the
@@ -141,13 +149,37 @@ def _activation(name: str, function: Callable[[Any], Any], pieces: Quadratics) -
     )
 
 
+LARGEST_GATED = 2.0**17  # of a function times y: less than what the field holds
+
+
+def _gated(name: str, function: Callable[[Any], Any], pieces: Quadratics) -> Any:
+    def on_shares(x: Any, y: Any, *, bits: int = _BITS) -> Any:
+        gate = narrow_quadratics(x, pieces, bits=bits)
+        # Each factor has 14 fraction bits in the field.
+        cuts, shift = (MOST_SPARE - gate.spare, MOST_SPARE), FRAC_BITS - gate.spare
+        return field_multiply(units(gate.words), y, cuts=cuts, shift=shift)
+
+    return approximation(name, reference=lambda x, y, bits=0: function(x) * y, on_shares=on_shares)
+
+
 _BITS = activation_bits(240)
 
-gelu = _activation("gelu", lambda x: jax.nn.gelu(x, approximate=True), PIECES["gelu"])
+
+def _gelu(x: Any) -> Any:
+    return jax.nn.gelu(x, approximate=True)
+
+
+gelu = _activation("gelu", _gelu, PIECES["gelu"])
 """GELU, tanh form; |x| <= 240, or what `bits` = `activation_bits(largest)` holds."""
 
 silu = _activation("silu", jax.nn.silu, PIECES["silu"])
 """SiLU; |x| <= 240, or what `bits` = `activation_bits(largest)` holds."""
+
+gelu_gated = _gated("gelu_gated", _gelu, PIECES["gelu"])
+"""GELU of x times y of the same shape, both shared; x as of `gelu`. |gelu(x) y| < LARGEST_GATED."""
+
+silu_gated = _gated("silu_gated", jax.nn.silu, PIECES["silu"])
+"""SiLU of x times y, as `gelu_gated`."""
 
 
 RELU_BITS = 6  # fraction bits of a comparison with zero, more than activations' 4

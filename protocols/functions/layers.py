@@ -12,7 +12,6 @@ from typing import Any
 
 from protocols.arithmetic import product
 from protocols.arithmetic.cached import append, lengthen
-from protocols.arithmetic.field_product import field_multiply
 from protocols.arithmetic.known_factors import times_factors
 from spu_llm.core.approx import approximation
 
@@ -26,16 +25,6 @@ def _dense(x: Any, weight: Any, *, label: str) -> Any:
 dense = approximation("dense", reference=_dense, on_shares=product.linear)
 """x [rows, k] @ weight [k, m] of the provider; `label` names the matrix, one and the same all
 session long."""
-
-
-LARGEST_GATED = 2.0**17  # of x y in `times`: less than what the field holds
-_GATED_CUTS = (4, 4)
-
-times = approximation(
-    "times", reference=operator.mul, on_shares=functools.partial(field_multiply, cuts=_GATED_CUTS)
-)
-"""x * y of one shape, both shared: 6 messages. |x y| < `LARGEST_GATED`. Factors are rounded to 14
-fraction bits, up or down, so the error is 2^-14 (|x| + |y|) and a unit at most."""
 
 
 # Entries of a table are small, and its columns long.

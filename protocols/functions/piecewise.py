@@ -7,7 +7,7 @@ quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coef
               (two rounds).
               3. Bits times differences (`protocols.bits.mux`, one round), of which each party drops
               the fraction bits that were too many, alone: mod 2^24 where three bytes hold x and 14
-              fraction bits or more, else mod 2^30 with 18. 4. `widen`.
+              fraction bits or more, else mod 2^30 with 18. 4. `widen`, or straight into the field.
             A difference may overflow: mod 2^24 it is zero all the same where its bit is zero, and
             where all bits are set the sum of all differences, -x, has no overflow.
             Dropping costs a unit in the mean, between none and two; it is added before.
@@ -44,6 +44,7 @@ from protocols.functions.lookup import Table, lookup
 UNIT_BITS = 4  # fraction bits of a threshold of `Quadratics`
 COEFFICIENT_BITS = 16
 _THREE_BYTES = 24
+MOST_SPARE = 4
 _LARGEST = 60  # bits of a word before a truncation, which takes 62
 
 
@@ -78,6 +79,22 @@ def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
     """Compute the function of float x [...], shared. x - t fits `bits` bits, 4 of them fraction:
     |x| is below 2^(bits-5) less the largest threshold. |x| < 2^10 in any case, for `widen`.
     """
+    value = narrow_quadratics(x, function, bits=bits)
+    # 4.
+    return units(widen(value.words) * (1 << value.spare))
+
+
+class Narrow(NamedTuple):
+    """Narrow words that hold their values for `widen`, with `spare` fraction bits fewer than
+    words have.
+    """
+
+    words: Any
+    spare: int
+
+
+def narrow_quadratics(x: Any, function: Quadratics, *, bits: int) -> Narrow:
+    """Compute `quadratics` as narrow words (steps 1 to 3)."""
     spare, width = _result(bits)
     # 1. 36 fraction bits, of which the last 8 are zero.
     squared = field_square(x, cuts=(_SQUARE_CUT,), shift=0)
@@ -93,18 +110,18 @@ def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
     ]
     drop = FRAC_BITS + COEFFICIENT_BITS + spare
     chosen = jnp.sum(mux(taken, narrow(jnp.stack(steps), drop=drop, bits=width)), axis=0)
-    # 4. The last piece is x itself.
+    # The last piece is x itself.
     rounded = x + unit * 2.0**-FRAC_BITS if spare else x
     last = narrow(rounded, drop=spare, bits=width)
-    return units(widen(last + chosen) * unit)
+    return Narrow(last + chosen, spare)
 
 
 def _result(bits: int) -> tuple[int, int]:
-    """Return the fraction bits that results lack, and a width that holds |x| < 2^(bits-5), for
-    `widen`.
+    """Return the fraction bits that results lack, MOST_SPARE at most, and a width that holds
+    |x| < 2^(bits-5), for `widen`.
     """
     spare = max(0, FRAC_BITS + bits - 3 - _THREE_BYTES)
-    return (spare, _THREE_BYTES) if spare <= 4 else (0, 64 - FRAC_BITS - COEFFICIENT_BITS)
+    return (spare, _THREE_BYTES) if spare <= MOST_SPARE else (0, 64 - FRAC_BITS - COEFFICIENT_BITS)
 
 
 def _piece(x: Any, squared: Any, coefficients: tuple[int, int, int]) -> Any:

@@ -24,6 +24,7 @@ from spu_llm.testing import FRAC_BITS, Case, OpContract, reconstruct_words, run_
 from tests.protocols.composed import ComposedContract
 
 INTEGERS = np.array([0, 1, -1, 2**22, -(2**22) + 1, 12345], np.int64)
+NARROW = np.array([0, 1, -1, 2**22 - 1, -(2**22), 12345], np.int64)
 MATRIX = np.array([[1, -(2**20)], [2**22, 0], [-5, 7]], np.int64)
 LARGEST = (1 << LIMIT_BITS) - (1 << field.MAX_SHIFT)
 NO_CUTS = {"cuts": (0, 0)}
@@ -49,6 +50,8 @@ class TestFieldMultiply(FieldContract):
         Case((INTEGERS, INTEGERS[::-1].copy()), ("arith", "arith"), NO_CUTS),
         Case((INTEGERS, INTEGERS[::-1].copy()), ("degenerate", "provider"), NO_CUTS),
         Case((INTEGERS[:0], INTEGERS[:0]), ("arith", "arith"), NO_CUTS),
+        Case((NARROW, INTEGERS), ("arith24", "arith"), NO_CUTS),
+        Case((NARROW, NARROW[::-1].copy()), ("arith24", "arith30"), NO_CUTS),
     ]
 
 
@@ -125,6 +128,26 @@ def result(op: ProtocolOp, inputs: tuple[np.ndarray, ...], **static: Any) -> np.
 def test_any_product_below_the_limit_is_exact(pairs: list[tuple[int, int]]) -> None:
     x, y = np.array(pairs, np.int64).T
     assert (result(field_multiply, (x, y), cuts=(0, 0)) == x * y).all()
+
+
+@given(
+    st.integers(5, 63).flatmap(
+        lambda bits: st.tuples(
+            st.just(bits),
+            st.lists(st.integers(-(1 << bits - 2), (1 << bits - 2) - 1), min_size=1, max_size=9),
+        )
+    )
+)
+def test_a_narrow_factor_enters_the_field_exactly(given: tuple[int, list[int]]) -> None:
+    """All but the top bits that the field holds; a cut takes bits off that are zero."""
+    bits, numbers = given
+    cut = max(0, bits - LIMIT_BITS)
+    x = np.array(numbers, np.int64) >> cut << cut
+    ones = np.ones(len(x), np.int64)
+    case = Case((x, ones), (f"arith{bits}", "arith"), {"cuts": (cut, 0), "shift": cut})
+    (client,), (provider,) = run_op(field_multiply, case).outputs
+    made = reconstruct_words([client, provider]).view(np.int64)
+    assert (client.bits, provider.bits) == (64, 64) and (made == x >> cut).all()
 
 
 @pytest.mark.parametrize("z", [LARGEST - 1, -LARGEST])

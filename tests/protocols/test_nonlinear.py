@@ -14,8 +14,17 @@ import pytest
 from protocols.arithmetic.narrow import FRAC_BITS
 from protocols.arithmetic.product import scale_rows
 from protocols.functions import aggregation, norms
-from protocols.functions.activations import GELU, PIECES, SILU, activation_bits, gelu, relu, silu
-from protocols.functions.layers import times
+from protocols.functions.activations import (
+    GELU,
+    PIECES,
+    SILU,
+    activation_bits,
+    gelu,
+    gelu_gated,
+    relu,
+    silu,
+    silu_gated,
+)
 from protocols.functions.norms import NORM_LOW, longer, norm_high, norm_lines, rms_norm
 from protocols.functions.piecewise import Quadratics, Untruncated, quadratics
 from protocols.functions.reciprocals import reciprocal, rsqrt
@@ -151,14 +160,20 @@ FUNCTIONS = {
         error=2.0**-15,  # half of it, by which weights are rounded
         relative=4e-4,
     ),
-    "times": Function(
-        lambda x: times(x, x + x),
-        lambda x: 2 * x * x,
-        GRID,
-        messages=6,
-        # Of 2^-14 (|x| + |2 x|), what 2^-13 of the product leaves is 9 units at most, at x = 3/8.
-        error=11 * UNIT,
-        relative=2.0**-13,
+    "silu gated": Function(
+        lambda x: silu_gated(x, 1.5 - x),
+        lambda x: x / (1 + np.exp(-x)) * (1.5 - x),
+        GRID[np.abs(GRID) < 3],
+        messages=14,
+        # The other factor is below 4.5, and rounded to 14 fraction bits.
+        error=4.5 * _allowed(PIECES["silu"]) + 3 * 2.0**-14,
+    ),
+    "gelu gated": Function(
+        lambda x: gelu_gated(x, jnp.full_like(x, -0.5), bits=activation_bits(32)),
+        lambda x: -x / 4 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+        GRID[np.abs(GRID) < 32],
+        messages=14,
+        error=0.5 * _allowed(GELU[6]),
     ),
     "rotate": Function(_rotate, _rotated, HEADS, messages=2, error=ROUNDED),
     "rotate, hidden": Function(_rotate, _rotated, HEADS, messages=4, error=ROUNDED, own=(TURNS,)),

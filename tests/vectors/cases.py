@@ -344,6 +344,7 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
         _one(
             "both cut", field_multiply, (SHORT, "arith"), (SHORT, "arith"), error=100, cuts=(3, 2)
         ),
+        _one("one narrow", field_multiply, (SMALL, "arith24"), (SMALL, "arith"), cuts=(0, 0)),
     ),
     field_square: (
         _one("integers", field_square, (SMALL, "arith"), cuts=(0,)),
