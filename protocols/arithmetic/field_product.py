@@ -123,16 +123,19 @@ def _field_op(
     product: Callable[..., np.ndarray],
     opened: Callable[..., int],
     cuts_of: Callable[[Sequence[int]], Sequence[int]],
+    takes_narrow: bool = False,
 ) -> ProtocolOp:
     """Return an op whose result has the shape of its first input; cuts_of(cuts): how many bits the
-    product lacks, factor by factor.
+    product lacks, factor by factor. takes_narrow: whether narrow shares will do.
     """
 
     def two_party(
         party: Party, *inputs: Value, cuts: tuple[int, ...], shift: int | None = None
     ) -> Arith:
-        shares = [as_arith(party, v, narrow=True) for v in inputs]
+        shares = [as_arith(party, v, narrow=takes_narrow) for v in inputs]
         first = shares[0]
+        if any(share.dtype != first.dtype for share in shares):
+            raise ValueError(f"factors of {name} must be of one type")
         if not first.words.size:
             return Arith(first.words, first.dtype, first.frac_bits)
         # 1.
@@ -174,7 +177,12 @@ def _scaled(party: Party, y: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 field_multiply = _field_op(
-    "field_multiply", lambda x, y: x * y, _multiplied, lambda count: 2 * count, lambda cuts: cuts
+    "field_multiply",
+    lambda x, y: x * y,
+    _multiplied,
+    lambda count: 2 * count,
+    lambda cuts: cuts,
+    takes_narrow=True,
 )
 """x * y of equal shapes and types, less `cuts` = (of x, of y) bits each before: |x y| is below
 2^(46 + cuts) words, and each of them below 2^62, or 2^(bits-2) of a narrow share. `shift`: of the

@@ -130,7 +130,7 @@ SILU = {
 # a normal density of deviation 1.5 the root mean square error of SILU[6] and of SILU[8] is 1.1e-3;
 # for one of deviation 3 it is 1.7e-3 and 1.0e-3.
 PIECES = {"gelu": GELU[6], "silu": SILU[6]}
-LARGEST_ACTIVATION = 1000  # what `widen` of `protocols.functions.piecewise.quadratics` holds
+LARGEST_ACTIVATION = 1000  # what `protocols.functions.piecewise.quadratics` holds
 
 
 def activation_bits(largest: float) -> int:
@@ -149,7 +149,9 @@ def _activation(name: str, function: Callable[[Any], Any], pieces: Quadratics) -
     )
 
 
-LARGEST_GATED = 2.0**17  # of a function times y: less than what the field holds
+# Of a function times y, by bounds of weights. The field holds twice as much of factors with 14
+# fraction bits, which leaves room for what pieces drop and round.
+LARGEST_GATED = 2.0**17
 
 
 def _gated(name: str, function: Callable[[Any], Any], pieces: Quadratics) -> Any:

@@ -85,8 +85,8 @@ def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
 
 
 class Narrow(NamedTuple):
-    """Narrow words that hold their values for `widen`, with `spare` fraction bits fewer than
-    words have.
+    """Narrow words with `spare` fraction bits fewer than words have, and room for `widen` or the
+    way into the field.
     """
 
     words: Any
@@ -118,7 +118,7 @@ def narrow_quadratics(x: Any, function: Quadratics, *, bits: int) -> Narrow:
 
 def _result(bits: int) -> tuple[int, int]:
     """Return the fraction bits that results lack, MOST_SPARE at most, and a width that holds
-    |x| < 2^(bits-5), for `widen`.
+    |x| < 2^(bits-5) twice over, as `widen` and the field need it.
     """
     spare = max(0, FRAC_BITS + bits - 3 - _THREE_BYTES)
     return (spare, _THREE_BYTES) if spare <= MOST_SPARE else (0, 64 - FRAC_BITS - COEFFICIENT_BITS)

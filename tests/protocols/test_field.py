@@ -131,23 +131,47 @@ def test_any_product_below_the_limit_is_exact(pairs: list[tuple[int, int]]) -> N
 
 
 @given(
-    st.integers(5, 63).flatmap(
+    st.integers(3, 63).flatmap(
         lambda bits: st.tuples(
             st.just(bits),
+            st.integers(0, bits - 2),
             st.lists(st.integers(-(1 << bits - 2), (1 << bits - 2) - 1), min_size=1, max_size=9),
         )
     )
 )
-def test_a_narrow_factor_enters_the_field_exactly(given: tuple[int, list[int]]) -> None:
-    """All but the top bits that the field holds; a cut takes bits off that are zero."""
-    bits, numbers = given
-    cut = max(0, bits - LIMIT_BITS)
-    x = np.array(numbers, np.int64) >> cut << cut
-    ones = np.ones(len(x), np.int64)
-    case = Case((x, ones), (f"arith{bits}", "arith"), {"cuts": (cut, 0), "shift": cut})
+def test_a_narrow_factor_enters_the_field(given: tuple[int, int, list[int]]) -> None:
+    """Whole where nothing is cut, and else rounded down or up."""
+    bits, cut, numbers = given
+    cut = max(cut, bits - LIMIT_BITS)
+    x = np.array(numbers, np.int64)
+    case = Case((x, np.ones_like(x)), (f"arith{bits}", "arith"), {"cuts": (cut, 0), "shift": cut})
     (client,), (provider,) = run_op(field_multiply, case).outputs
     made = reconstruct_words([client, provider]).view(np.int64)
-    assert (client.bits, provider.bits) == (64, 64) and (made == x >> cut).all()
+    assert (client.bits, provider.bits) == (64, 64)
+    assert ((made == x >> cut) | (made == -(-x >> cut))).all()
+
+
+def test_a_narrow_factor_is_rounded_without_a_bias() -> None:
+    """4096 times one number, 6 deviations."""
+    ones = np.ones(4096, np.int64)
+    case = Case((-12345 * ones, ones), ("arith24", "arith"), {"cuts": (6, 0), "shift": 6})
+    (client,), (provider,) = run_op(field_multiply, case).outputs
+    made = reconstruct_words([client, provider]).view(np.int64)
+    assert set(made) == {-193, -192}
+    assert abs(made.mean() + 12345 / 64) <= 6 * made.std() / 64
+
+
+@pytest.mark.parametrize("op", [field_square, field_scale_rows])
+def test_what_needs_no_narrow_factor_refuses_one(op: ProtocolOp) -> None:
+    inputs = (INTEGERS,) if op is field_square else (MATRIX, INTEGERS[:3])
+    case = Case(inputs, ("arith24", "arith")[: len(inputs)], {"cuts": (0,) * len(inputs)})
+    with pytest.raises(ValueError, match=r"mod 2\^64, found one mod 2\^24"):
+        run_op(op, case)
+
+
+def test_factors_of_two_types_are_refused() -> None:
+    with pytest.raises(ValueError, match="factors of field_multiply must be of one type"):
+        result(field_multiply, (INTEGERS, INTEGERS.astype(np.float32)), cuts=(0, 0))
 
 
 @pytest.mark.parametrize("z", [LARGEST - 1, -LARGEST])

@@ -168,6 +168,21 @@ FUNCTIONS = {
         # The other factor is below 4.5, and rounded to 14 fraction bits.
         error=4.5 * _allowed(PIECES["silu"]) + 3 * 2.0**-14,
     ),
+    # Narrow words of 24 bits with all 18 fraction bits, and of 30.
+    "silu gated, small": Function(
+        lambda x: silu_gated(x, 1.5 - x, bits=activation_bits(1)),
+        lambda x: x / (1 + np.exp(-x)) * (1.5 - x),
+        GRID[np.abs(GRID) < 1],
+        messages=14,
+        error=2.5 * _allowed(PIECES["silu"]) + 2.0**-14,
+    ),
+    "gelu gated, large": Function(
+        lambda x: gelu_gated(x, jnp.full_like(x, 0.25), bits=activation_bits(1000)),
+        lambda x: x / 8 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+        np.concatenate([GRID, [900.0, -900.0]]),
+        messages=14,
+        error=0.25 * _allowed(GELU[6]) + 2.0**-14,
+    ),
     "gelu gated": Function(
         lambda x: gelu_gated(x, jnp.full_like(x, -0.5), bits=activation_bits(32)),
         lambda x: -x / 4 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),

@@ -7,7 +7,7 @@ import argparse
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.values import CLIENT, PROVIDER
 from tests.vectors.cases import CASES
-from tests.vectors.encoding import VERSION_FILE, load, path_of, text_of, version_line
+from tests.vectors.encoding import VERSION_FILE, files, load, path_of, text_of, version_line
 from tests.vectors.meanings import changed
 from tests.vectors.recording import record
 from tests.vectors.replay import check_results, replay
@@ -21,14 +21,15 @@ def main() -> None:
     ops = options.ops or list(CASES)
     if unknown := [op for op in ops if op not in CASES]:
         parser.error(f"no cases of {', '.join(unknown)}; tests/vectors/cases.py has them")
-    for op in ops:
-        taken: dict[str, Correlation] = {}
-        recorded = record(op, taken)
-        if path_of(op).exists() and (names := changed(load(op), taken)):
-            parser.error(
-                f"{', '.join(names)}: another meaning under the same name; batches on disk are "
-                "found by it, so give it another name"
-            )
+    taken: dict[str, Correlation] = {}
+    made = {op: record(op, taken) for op in ops}
+    before = [load(path.stem) for path in files()]
+    if names := changed([*before, *made.values()], taken):
+        parser.error(
+            f"{', '.join(names)}: another meaning under the same name; batches on disk are found "
+            "by it, so give it another name"
+        )
+    for op, recorded in made.items():
         for case in recorded["cases"]:
             check_results(case)  # before anything is written
             for rank in (CLIENT, PROVIDER):
@@ -37,10 +38,10 @@ def main() -> None:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(f"recorded {op}: {len(text):,} bytes")
-    before = VERSION_FILE.read_text(encoding="utf-8")
-    if before == version_line():
+    version = VERSION_FILE.read_text(encoding="utf-8")
+    if version == version_line():
         return
-    if before.split()[0] == version_line().split()[0] and not options.same_version:
+    if version.split()[0] == version_line().split()[0] and not options.same_version:
         parser.error(
             "what is recorded has changed: raise VERSION in protocols/__init__.py, or, if an "
             "earlier installation still understands this one, say --same-version"

@@ -1,8 +1,11 @@
-"""What a correlation means must not change under its name, by which batches on disk are found."""
+"""What a correlation means must not change under its name, by which batches on disk are found.
+
+Of how it is made and stored nothing is compared: masks that a key gives, transfers and slots.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,11 +14,11 @@ from spu_llm.core.values import CLIENT, PROVIDER
 from tests.vectors.encoding import Json, correlations_of, fixed_of, parts_of
 
 
-def changed(recorded: Json, correlations: Mapping[str, Correlation]) -> list[str]:
-    """Return the names of correlations that give other results for the masks of an op's recorded
+def changed(recorded: Iterable[Json], correlations: Mapping[str, Correlation]) -> list[str]:
+    """Return the names of correlations that give other results for the masks of ops' recorded
     units, or have other parts.
     """
-    units = [unit for name, unit in _units(recorded) if name in correlations]
+    units = [unit for op in recorded for name, unit in _units(op) if name in correlations]
     names = {unit["name"] for unit in units if not _means(correlations[unit["name"]], unit)}
     return sorted(names)
 
