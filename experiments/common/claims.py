@@ -33,7 +33,7 @@ CLAIMS = (
     Claim(
         "SmolLM2-135M-Instruct, which somebody else trained, answers between two processes: the "
         "first token after 103 s in the mean of four questions, a later one 3.0 s online and 2.9 "
-        "ahead, on a host of middling speed",
+        "ahead in the mean, on a host of middling speed",
         "smollm2",
         "published-model",
     ),
