@@ -9,7 +9,7 @@ A scope comes from the model (`jax.named_scope` in `models/family.py` and
     .. dense                  linear
     .. attention              attention products, where the op is one of them; softmax
     .. rotate                 attention products
-    .. gelu                   GELU
+    .. gelu, silu, relu       GELU; of a gate with its product (gelu_gated, silu_gated)
     head                      head
     verification              verification (argmax, comparisons, the token)
 """
