@@ -3,10 +3,10 @@
 A matrix triple per product opens the whole cache again at every step. Here a row is opened once,
 under a mask row that it keeps, and the masks of many queries and many rows are prepared together,
 which is where homomorphic encryption packs well. One unit of a correlation, a *tile* of N slots,
-serves one head for up to N rows and N queries:
+serves one head for up to N rows and M queries (`slots.shape_for` has N and M):
 
-    cached products    A, B [N, d], both shared; result A B^T [N, N]     for x K^T
-    weighted rows      P [N, N], C [N, d], both shared; result P C [N, d]     for w V
+    cached products    A [M, d], B [N, d], both shared; result A B^T [M, N]     for x K^T
+    weighted rows      P [M, N], C [N, d], both shared; result P C [M, d]     for w V
 
 times_rows     x [n, d] times the rows K [cap, d] of a cache.
                  1. Rows of K without a slot get one; each query gets a row of A (`slots`).
@@ -28,7 +28,7 @@ result is the sum, or the list, of shares that are each as fresh as the prepared
 
 A row that was never written is zero and stays out of every product; its scores are exact zeros. Of
 a cache from elsewhere (plain shares) every row counts as written, of a public one every row that is
-not zero. n may exceed N: queries go N at a time, in the same message.
+not zero. Rows and queries that exceed a tile go to several, in the same message.
 
 What a party sees is e and f, words under a mask row that is uniform and used for one query, or one
 row's content, alone:
@@ -42,12 +42,11 @@ row's content, alone:
   product alone, and the shares of a product are as fresh as the prepared ones.
 - Of P, columns of weight 0 are given away (e = -P there). The row is not used again, and the
   result is hidden by the share of P C.
-- Which rows are opened, and when tiles are taken, follows from positions, n and N, all public.
+- Which rows are opened, and when tiles are taken, follows from positions and n, which are public.
 
 Words are fixed-point: prepared products are off by some 2^10 of 2^36 (`offline.packed.products`).
 
-Rows that move, and rejected drafts, take slots too: with 128 slots and a cache of 64 rows, a tile
-serves some 75 positions.
+Rows that move, and rejected drafts, take slots too.
 
 An allocation is bound to one party's randomness: a cache of another session is refused. A fork, for
 a dry run, keeps its counters without masks and words: it sends zeros and computes zeros, so that it
@@ -57,6 +56,7 @@ can neither use a mask again nor show a row.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,11 +87,11 @@ _CHUNK = 4  # units made at once
 
 
 @functools.cache
-def cached_products(tile: int, d: int) -> Correlation:
+def cached_products(queries: int, slots: int, d: int) -> Correlation:
     return Correlation(
-        name=f"cached products {tile} {d}",
-        masks=(shared(tile, d), shared(tile, d)),
-        results=(shared(tile, tile),),
+        name=f"cached products {queries} {slots} {d}",
+        masks=(shared(queries, d), shared(slots, d)),
+        results=(shared(queries, slots),),
         secure=lambda a, b: [a @ b.swapaxes(1, 2)],
         matrices=lambda a, b: (a, b.swapaxes(1, 2)),
         chunk=_CHUNK,
@@ -99,11 +99,11 @@ def cached_products(tile: int, d: int) -> Correlation:
 
 
 @functools.cache
-def weighted_rows(tile: int, d: int) -> Correlation:
+def weighted_rows(queries: int, slots: int, d: int) -> Correlation:
     return Correlation(
-        name=f"weighted cached rows {tile} {d}",
-        masks=(shared(tile, tile), shared(tile, d)),
-        results=(shared(tile, d),),
+        name=f"weighted cached rows {queries} {slots} {d}",
+        masks=(shared(queries, slots), shared(slots, d)),
+        results=(shared(queries, d),),
         secure=lambda p, c: [p @ c],
         matrices=lambda p, c: (p, c),
         chunk=_CHUNK,
@@ -115,7 +115,9 @@ def weighted_rows(tile: int, d: int) -> Correlation:
 
 @dataclass
 class _Masks:
-    """A tile's words at one party, all heads: [head, N, ...]. `opened`: f by slot, zero before."""
+    """A tile's words at one party, all heads: [head, M or N, ...]. `opened`: f by slot, zero
+    before.
+    """
 
     queries: np.ndarray
     rows: np.ndarray
@@ -127,7 +129,7 @@ class _Masks:
 class _Half:
     """One kind of product with one cache. `busy`: from when rows get slots until they are open."""
 
-    slots: Slots
+    slots: Slots = field(default_factory=Slots)
     busy: bool = False
     masks: dict[int, _Masks] = field(default_factory=dict)
 
@@ -148,8 +150,8 @@ class Allocation(State):
         first, self._next_id = self._next_id, self._next_id + count
         return np.arange(first, self._next_id)
 
-    def half(self, correlation: Correlation, tile: int) -> _Half:
-        return self._halves.setdefault(correlation.name, _Half(Slots(tile)))
+    def half(self, kind: _Kind) -> _Half:
+        return self._halves.setdefault(kind.name, _Half())
 
     def bind(self, party: Party) -> None:
         """Bind the masks to this party; raise ValueError when they are another party's, or of
@@ -270,7 +272,8 @@ lengthen = protocol_op(
 class _Kind:
     """The differences of times_rows (x [head, n, d]) and times_columns (x [head, n, cap])."""
 
-    correlation: Callable[[int, int], Correlation]
+    name: str
+    correlation: Callable[[int, int, int], Correlation]  # of queries, slots and d
     reference: Callable[[Any, Any], Any]
     known: Known  # the same with rows of the provider's
 
@@ -278,11 +281,11 @@ class _Kind:
     def columns(self) -> bool:
         return self.known.columns
 
-    def given(self, x: np.ndarray, use: Use, tile: int) -> np.ndarray:
+    def given(self, x: np.ndarray, use: Use) -> np.ndarray:
         """Return what of x a use multiplies: queries, or weights by slot, 0 where no row is."""
         if not self.columns:
             return x[:, use.rows]
-        spread = np.zeros((len(x), use.rows.stop - use.rows.start, tile), np.uint64)
+        spread = np.zeros((len(x), use.rows.stop - use.rows.start, use.size), np.uint64)
         spread[:, :, use.slots] = x[:, use.rows, use.positions]
         return spread
 
@@ -310,8 +313,8 @@ class _Kind:
             product[:, use.queries, use.slots] += difference[:, use.rows, use.positions]
 
 
-_ROWS = _Kind(cached_products, lambda x, cache: x @ cache.swapaxes(1, 2), BY_ROWS)
-_COLUMNS = _Kind(weighted_rows, lambda w, cache: w @ cache, BY_COLUMNS)
+_ROWS = _Kind("rows", cached_products, lambda x, cache: x @ cache.swapaxes(1, 2), BY_ROWS)
+_COLUMNS = _Kind("columns", weighted_rows, lambda w, cache: w @ cache, BY_COLUMNS)
 
 
 def _check(kind: _Kind, x: Value, caches: Sequence[Value], tile: int) -> None:
@@ -374,35 +377,23 @@ def _turn(
     # 1. First of all, so that both parties allocate in the same order.
     allocation, ids = _rows_of(cache)
     allocation.bind(party)
-    correlation = kind.correlation(tile, cache.shape[2])
-    half = allocation.half(correlation, tile)
+    half = allocation.half(kind)
     if half.busy:
         raise ValueError("an earlier product with this cache has failed, or is not at its end")
     half.busy = True
-    plan = half.slots.schedule(ids, x.shape[1])
+    plan = half.slots.schedule(ids, x.shape[1], tile)
     rows = as_arith(party, cache)
-    if plan.uses:
-        _take(party, correlation, half, plan, x.shape[0])
+    for number, of in plan.fresh.items():
+        masks = party.take(kind.correlation(*of, cache.shape[2]), x.shape[0])
+        (a, b), (ab,) = masks.masks, masks.results
+        half.masks[number] = _Masks(a, b, ab, np.zeros_like(b))
     if not plan.uses or allocation.dry:
-        shape = x.shape[0], _opened(kind, plan, cache, tile)
+        shape = x.shape[0], _opened(kind, plan, cache)
         yield np.zeros(shape, np.uint64), shape
     else:
         yield from _multiply(kind, party, x, rows.words, half, plan, out)
     half.masks = {t: m for t, m in half.masks.items() if t in half.slots.tiles}
     half.busy = False
-
-
-def _take(party: Party, correlation: Correlation, half: _Half, plan: Schedule, heads: int) -> None:
-    """Take the plan's fresh tiles: a unit for every head."""
-    count = len(plan.fresh)
-    if not count:
-        return
-    correlations = party.take(correlation, heads * count)
-    a, b, ab = (
-        m.reshape(heads, count, *m.shape[1:]) for m in (*correlations.masks, *correlations.results)
-    )
-    for i, t in enumerate(plan.fresh):
-        half.masks[t] = _Masks(a[:, i], b[:, i], ab[:, i], np.zeros_like(b[:, i]))
 
 
 def _multiply(
@@ -416,10 +407,7 @@ def _multiply(
 ) -> Turn:
     # 2.
     masks = half.masks
-    under = [
-        kind.given(x, use, half.slots.size) - masks[use.tile].queries[:, use.queries]
-        for use in plan.uses
-    ]
+    under = [kind.given(x, use) - masks[use.tile].queries[:, use.queries] for use in plan.uses]
     rows_under = [rows[:, o.positions] - masks[o.tile].rows[:, o.slots] for o in plan.openings]
     own, apart = side_by_side(under + rows_under)
     opened = apart(own + (yield own, own.shape))
@@ -434,11 +422,13 @@ def _multiply(
         kind.put(out, use, result + kind.prepared(m.product, use))
 
 
-def _opened(kind: _Kind, plan: Schedule, cache: Value, tile: int) -> int:
+def _opened(kind: _Kind, plan: Schedule, cache: Value) -> int:
     """Return how many words a head opens."""
     d = cache.shape[2]
-    queries = sum(use.rows.stop - use.rows.start for use in plan.uses)
-    return queries * (tile if kind.columns else d) + d * sum(o.slots.size for o in plan.openings)
+    words = sum(
+        (use.rows.stop - use.rows.start) * (use.size if kind.columns else d) for use in plan.uses
+    )
+    return words + d * sum(o.slots.size for o in plan.openings)
 
 
 def _cost(kind: _Kind, x: Value, *caches: Value, tile: int, shift: int | None = None) -> Cost:
@@ -464,9 +454,8 @@ def _words(kind: _Kind, x: Sequence[int], cache: Value, tile: int) -> tuple[int,
     if known_rows.is_known(cache):
         return known_rows.sizes(kind.known, x, cache, tile=tile)
     allocation, ids = _rows_of(cache)
-    half = allocation.half(kind.correlation(tile, cache.shape[2]), tile)
-    plan = half.slots.copy().schedule(ids, x[1])
-    size = x[0] * _opened(kind, plan, cache, tile)
+    plan = allocation.half(kind).slots.copy().schedule(ids, x[1], tile)
+    size = x[0] * _opened(kind, plan, cache)
     return size, size
 
 
@@ -475,37 +464,44 @@ def _correct(kind: _Kind, x: Value, *caches: Value, tile: int, shift: int | None
     enter the result as they are; every entry that serves, once.
     """
     assert not any(isinstance(c, Stateful) for c in caches), "what is open already is no part of it"
-    shapes = [(x.shape[0], x.shape[1], c.shape[1]) for c in caches]
-    serving = [c for c, of in zip(caches, shapes, strict=True) if _serves(c, of)]
+    heads, n, _ = x.shape
+    plans: list[Schedule | None] = [
+        None
+        if known_rows.is_known(cache)
+        else Slots().schedule(_rows_of(cache)[1], n if heads else 0, tile)
+        for cache in caches
+    ]
+    takes = [
+        int(_serves(cache, (heads, n, cache.shape[1]))) if plan is None else len(plan.fresh)
+        for cache, plan in zip(caches, plans, strict=True)
+    ]
 
     def enter(drawn: Sequence[np.ndarray], difference: np.ndarray) -> None:
-        # Two masks and a product each.
-        products = drawn[len(drawn) - 3 * len(serving) + 2 :: 3]
-        by_cache = dict(zip(map(id, serving), products, strict=True))
-        for columns, cache in zip(_ends(kind, caches), caches, strict=True):
-            if (product := by_cache.get(id(cache))) is None:
+        # Two masks and a product each time that something is taken.
+        products = iter(drawn[len(drawn) - 3 * sum(takes) + 2 :: 3])
+        for columns, plan, count in zip(_ends(kind, caches), plans, takes, strict=True):
+            taken = list(itertools.islice(products, count))
+            if not taken:
                 continue
+            part = difference if kind.columns else difference[:, :, columns]
+            if plan is None:
+                known_rows.enter(kind.known, taken[0], part, tile=tile)
+            else:
+                _enter(kind, dict(zip(plan.fresh, taken, strict=True)), plan, part)
             if kind.columns:  # they add up: one of them takes the difference
-                _enter(kind, product, cache, difference, tile)
                 return
-            _enter(kind, product, cache, difference[:, :, columns], tile)
 
     return correct_product(x, shift, enter)
 
 
 def _enter(
-    kind: _Kind, product: np.ndarray, cache: Value, difference: np.ndarray, tile: int
+    kind: _Kind, products: dict[int, np.ndarray], plan: Schedule, difference: np.ndarray
 ) -> None:
-    """Change the prepared product of a first call with one cache."""
-    if known_rows.is_known(cache):
-        known_rows.enter(kind.known, product, difference, tile=tile)
-        return
-    plan = Slots(tile).schedule(_rows_of(cache)[1], difference.shape[1])
-    by_head = product.reshape(len(difference), len(plan.fresh), *product.shape[1:])
+    """Change the prepared products, by tile, of a first call with one cache."""
     # A row of w V adds up over tiles: one of them takes the difference.
     firsts = {use.rows.start: use for use in reversed(plan.uses)}
     for use in firsts.values() if kind.columns else plan.uses:
-        kind.correct(by_head[:, plan.fresh.index(use.tile)], use, difference)
+        kind.correct(products[use.tile], use, difference)
 
 
 def _in_one(caches: Sequence[Any]) -> Any:
@@ -528,8 +524,8 @@ def _product_op(name: str, kind: _Kind) -> ProtocolOp:
 
 times_rows = _product_op("times_rows", _ROWS)
 """x [head, n, d] @ cache [head, cap, d]^T: [head, n, cap], of several caches side by side. `tile`:
-N. `shift` as in `product`."""
+the slots of a tile at most, and the queries of a unit of `known_rows`. `shift` as in `product`."""
 
 times_columns = _product_op("times_columns", _COLUMNS)
 """w [head, n, cap] @ cache [head, cap, d]: [head, n, d], of several caches added up; w has their
-columns side by side. `tile`: N. `shift` as in `product`."""
+columns side by side. `tile` as of `times_rows`. `shift` as in `product`."""

@@ -1,9 +1,9 @@
 """Which mask row every row of a cache has: plain numbers, found alike by both parties.
 
-Masks come in tiles of `size` slots for cached rows and as many mask rows for queries. What is
-handed out is never handed out again: counters only move forward, and a row that leaves its tile
-gets another slot. Rows go by ids that never repeat, so that versions of a cache can share
-the counters.
+Masks come in tiles of slots for cached rows and mask rows for queries, as many of either as
+`shape_for` says when a tile is begun. What is handed out is never handed out again: counters only
+move forward, and a row that leaves its tile gets another slot. Rows go by ids that never repeat, so
+that versions of a cache can share the counters.
 """
 
 from __future__ import annotations
@@ -11,14 +11,45 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 
+class Shape(NamedTuple):
+    """The mask rows for queries, and the slots for cached rows, of a tile."""
+
+    queries: int
+    slots: int
+
+
+_LATER = 24  # queries of the steps after a prefill
+_LASTING = 8  # steps like this one that a tile should last for
+
+
+def shape_for(
+    queries: int, rows: int, most: int, *, met: int = 0, beside: int = 0, more: int = 1
+) -> Shape:
+    """Return the shape of a fresh tile for `queries` at once, 2 `most` at most, and `rows` without
+    a slot, after `met` queries. What a tile costs grows with either.
+
+    Queries, in quarters of `most`: as many as the tiles have left that it stands `beside`. If there
+    is none, those at once and some of later steps; or as many as came before, up to `most`, since a
+    text that went on for long may go on for as long. Slots, of `most`, a half and a quarter: as few
+    as hold the rows, and half of what later steps bring, `more` each.
+    """
+    wanted = beside or max(queries + min(_LATER, most // 2), min(met, most))
+    quarter = max(1, most // 4)
+    some = min(-(-wanted // quarter) * quarter, 2 * most)
+    held = rows + (some // queries * more // 2 if met else 0)
+    return Shape(some, next((n for n in (most // 4, most // 2) if held <= n), most))
+
+
 @dataclass
 class _Tile:
-    """The numbers of slots and query rows that a tile has handed out."""
+    """A tile, and the numbers of slots and query rows that it has handed out."""
 
+    shape: Shape
     slots: int = 0
     queries: int = 0
 
@@ -34,9 +65,12 @@ class Opening:
 
 @dataclass(frozen=True)
 class Use:
-    """Queries `rows` meet the rows of the cache that are in one tile, under its rows `queries`."""
+    """Queries `rows` meet the rows of the cache that are in one tile, under its rows `queries`.
+    `size`: the slots of the tile.
+    """
 
     tile: int
+    size: int
     rows: slice
     queries: slice
     positions: np.ndarray
@@ -47,7 +81,7 @@ class Use:
 class Schedule:
     """The tiles that one product takes: fresh tiles, openings and uses, in their order."""
 
-    fresh: list[int] = field(default_factory=list)
+    fresh: dict[int, Shape] = field(default_factory=dict)
     openings: list[Opening] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
 
@@ -56,53 +90,62 @@ class Schedule:
 class Slots:
     """The tiles in use. `slot_of`: tile and slot of a row, by its id."""
 
-    size: int
     tiles: dict[int, _Tile] = field(default_factory=dict)
     slot_of: dict[int, tuple[int, int]] = field(default_factory=dict)
     begun: int = 0  # tiles so far; the latest one takes rows
+    met: int = 0  # queries so far
 
     def copy(self) -> Slots:
         return Slots(
-            self.size,
-            {t: copy.copy(v) for t, v in self.tiles.items()},
-            dict(self.slot_of),
-            self.begun,
+            {t: copy.copy(v) for t, v in self.tiles.items()}, dict(self.slot_of), self.begun
         )
 
-    def schedule(self, ids: np.ndarray, queries: int) -> Schedule:
+    def schedule(self, ids: np.ndarray, queries: int, most: int) -> Schedule:
         """Plan a product of `queries` queries and the rows with these ids [positions], -1 where
-        there is none; hand out its slots and query rows.
+        there is none; hand out its slots and query rows. Fresh tiles have `most` slots at most.
 
-        At most `size` queries go together:
+        Twice as many queries go together:
         1. The rows of a tile that has too few query rows left leave it.
         2. Rows without a slot get one of the latest tile, then of fresh ones. If it is too small
-           for them, rows leave every tile that is less than half in use.
+           for them, rows leave every tile that is less than half in use, or will not last.
         3. The queries get rows of every tile in use. Other tiles are forgotten.
         """
         positions, plan = np.flatnonzero(ids >= 0), Schedule()
         if positions.size:
             names = ids[positions].tolist()
-            for start in range(0, queries, self.size):
-                rows = slice(start, min(start + self.size, queries))
-                self._block(names, positions, rows, plan)
+            for start in range(0, queries, 2 * most):
+                rows = slice(start, min(start + 2 * most, queries))
+                self._block(names, positions, rows, most, plan)
         return plan
 
     def _block(
-        self, names: Sequence[int], positions: np.ndarray, rows: slice, plan: Schedule
+        self, names: Sequence[int], positions: np.ndarray, rows: slice, most: int, plan: Schedule
     ) -> None:
         count = rows.stop - rows.start
+        more = sum(name not in self.slot_of for name in names)
         # 1.
         self._leave([t for t in self._members(names) if not self._lasts(t, count)])
         # 2.
         homeless = [i for i, name in enumerate(names) if name not in self.slot_of]
         if len(homeless) > self._room(count):
-            self._leave([t for t, m in self._members(names).items() if 2 * len(m) < self.size])
+            lasting = min(_LASTING * count, most // 4)
+            members = self._members(names)
+            self._leave(
+                [
+                    t
+                    for t, here in members.items()
+                    if 2 * len(here) < self.tiles[t].shape.slots or not self._lasts(t, lasting)
+                ]
+            )
             homeless = [i for i, name in enumerate(names) if name not in self.slot_of]
+        beside = max((self._left(t) for t in self._members(names)), default=0)
         while homeless:
             if not self._room(count):
                 self.begun += 1
-                self.tiles[self.begun] = _Tile()
-                plan.fresh.append(self.begun)
+                shape = shape_for(
+                    count, len(homeless), most, met=self.met, beside=beside, more=more
+                )
+                self.tiles[self.begun], plan.fresh[self.begun] = _Tile(shape), shape
             now, homeless = homeless[: self._room(count)], homeless[self._room(count) :]
             first = self.tiles[self.begun].slots
             slots = np.arange(first, first + len(now))
@@ -114,13 +157,14 @@ class Slots:
         # 3.
         members = self._members(names)
         for tile, here in members.items():
-            first = self.tiles[tile].queries
-            self.tiles[tile].queries += count
-            assert self.tiles[tile].queries <= self.size and self.tiles[tile].slots <= self.size
+            of = self.tiles[tile]
+            queries = slice(of.queries, of.queries + count)
+            of.queries += count
+            assert of.queries <= of.shape.queries and of.slots <= of.shape.slots
             slots = np.array([self.slot_of[names[i]][1] for i in here])
-            queries = slice(first, first + count)
-            plan.uses.append(Use(tile, rows, queries, positions[here], slots))
+            plan.uses.append(Use(tile, of.shape.slots, rows, queries, positions[here], slots))
         self._leave([t for t in self.tiles if t not in members and t != self.begun])
+        self.met += count
 
     def _members(self, names: Sequence[int]) -> dict[int, list[int]]:
         """Return, for each tile, the indices in `names` of the rows that are in it."""
@@ -130,14 +174,19 @@ class Slots:
                 members.setdefault(self.slot_of[name][0], []).append(i)
         return members
 
+    def _left(self, tile: int) -> int:
+        """Return a tile's free query rows."""
+        return self.tiles[tile].shape.queries - self.tiles[tile].queries
+
     def _lasts(self, tile: int, queries: int) -> bool:
-        return self.tiles[tile].queries + queries <= self.size
+        return queries <= self._left(tile)
 
     def _room(self, queries: int) -> int:
         """Return the latest tile's free slots, or 0 if it lacks query rows for `queries`."""
         if self.begun not in self.tiles or not self._lasts(self.begun, queries):
             return 0
-        return self.size - self.tiles[self.begun].slots
+        of = self.tiles[self.begun]
+        return of.shape.slots - of.slots
 
     def _leave(self, tiles: Sequence[int]) -> None:
         """Forget these tiles, whoever's rows are in them."""

@@ -67,8 +67,8 @@ _MOST_IN_FIELD = 1024  # values in a mean: of more, rounded factors would be too
 
 
 def tile_for(positions: int) -> int:
-    """Return the slots of a tile (`protocols.arithmetic.cached`) for a cache of `positions` rows: a
-    small one wastes less of what it opens, a large one is cheaper to make per position.
+    """Return the `tile` of products with caches (`protocols.arithmetic.cached`) of so many rows
+    in all: a small one wastes less, a large one is cheaper to make per position.
     """
     return 64 if positions <= 64 else 128
 

@@ -102,8 +102,8 @@ def test_a_unit_of_known_rows_takes_half_the_bytes_of_a_tile() -> None:
     """It is encrypted in one direction."""
     actual = Prices.load()
     for known, tile in (
-        (known_products(128, 128, 64), cached_products(128, 64)),
-        (weighted_known_rows(128, 128, 64), weighted_rows(128, 64)),
+        (known_products(128, 128, 64), cached_products(128, 128, 64)),
+        (weighted_known_rows(128, 128, 64), weighted_rows(128, 128, 64)),
     ):
         size, whole = (both_ways(actual.of_units(unit, 1.0)) for unit in (known, tile))
         assert size == pytest.approx(whole / 2)

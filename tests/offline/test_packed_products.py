@@ -123,7 +123,7 @@ def test_extreme_words(value: int, k: int) -> None:
 @pytest.mark.parametrize(
     ("c", "units", "stated"),
     [
-        (cached_products(128, 64), 1, 10.4),
+        (cached_products(128, 128, 64), 1, 10.4),
         (one_way(128, 128, 64), 1, 10.9),
         (correlation_of(128, 128, 64), 1, 11.4),
         (row_squares(768), 128, 12.2),
@@ -193,7 +193,7 @@ def test_owners(x: Owner, y: Owner, keyed: list[int]) -> None:
 
 def test_owners_of_what_is_made() -> None:
     assert owners(row_squares(5)) == [PROVIDER]
-    assert owners(scaled_row(5)) == owners(cached_products(4, 2)) == [CLIENT, PROVIDER]
+    assert owners(scaled_row(5)) == owners(cached_products(4, 4, 2)) == [CLIENT, PROVIDER]
 
 
 # ---- what is sent

@@ -46,7 +46,7 @@ XS = np.array([[[3], [-1]], [[2**62], [5]]])  # two queries
 WS = np.array([[[1, -2], [0, 7]], [[0, 5], [-(2**40), 2**63 - 1]]])
 ONES = np.array([[[9]], [[1]]])
 QUERY, ROWS = (Arith(as_words(x), x.dtype, 0) for x in (X, CACHE))
-EIGHT = {"tile": 8}
+FOUR, EIGHT = {"tile": 4}, {"tile": 8}
 
 
 class TestAppend(OpContract):
@@ -181,28 +181,31 @@ def test_a_slot_kept_shows_as_a_mask_used_twice(monkeypatch: pytest.MonkeyPatch)
 def _write_and_overwrite(
     party: Party, x: Value, first: Value, second: Value, append: ProtocolOp = append
 ) -> Arith:
-    """Return a row is written and used, overwritten and used again."""
+    """Write three rows and use them, overwrite the first of them and use them again."""
     here = Public(np.array(0))
-    empty = Public(np.zeros((x.shape[0], 1, x.shape[2]), np.int64))
+    empty = Public(np.zeros((x.shape[0], 3, x.shape[2]), np.int64))
     (cache,) = append.run(party, [empty, first, here], {})
-    times_rows.run(party, [x, cache], {"tile": 2})
+    times_rows.run(party, [x, cache], FOUR)
     (cache,) = append.run(party, [cache, second, here], {})
-    return times_rows.run(party, [x, cache], {"tile": 2})[0]  # type: ignore[return-value]
+    return times_rows.run(party, [x, cache], FOUR)[0]  # type: ignore[return-value]
 
 
 def _correct_last(*inputs: Value) -> Any:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
-        party.drawn[2][:, 1:, 1:] += wanted.words - made.words  # second query, second slot
+        # The second query; the fourth slot, and what stayed.
+        party.drawn[2][:, 1:2, [3, 1, 2]] += wanted.words - made.words
 
     return correct
 
 
 write_and_overwrite = protocol_op(
     "write and overwrite",
-    reference=lambda x, first, second: x @ second.swapaxes(1, 2),
+    reference=lambda x, first, second: (
+        x @ np.concatenate([second, first[:, 1:]], axis=1).swapaxes(1, 2)
+    ),
     two_party=_write_and_overwrite,
     owners=lambda *owners: [Owner.JOINT],
-    cost=lambda x, *rows: Cost(4, 2, *[32 * x.shape[0] * x.shape[2]] * 2),
+    cost=lambda x, *rows: Cost(4, 2, *[48 * x.shape[0] * x.shape[2]] * 2),
     functionality=Functionality(),
     simulate=uniform_messages(_write_and_overwrite, _correct_last),
 )
@@ -214,7 +217,7 @@ class TestOverwriting(ComposedContract):
     op = write_and_overwrite
     fresh = True
     elementwise = False
-    cases = [Case((X[..., :1], CACHE[:, :1, :1], CACHE[:, 1:2, :1]), ("arith",) * 3)]
+    cases = [Case((X[..., :1], CACHE[:, :3, :1], CACHE[:, 1:2, :1]), ("arith",) * 3)]
 
 
 def test_a_slot_kept_shows_in_the_views() -> None:
@@ -352,7 +355,7 @@ def test_fixed_point() -> None:
 # ---- with SPU
 
 
-@pytest.mark.parametrize("correlation", [cached_products(4, 3), weighted_rows(4, 3)])
+@pytest.mark.parametrize("correlation", [cached_products(4, 5, 3), weighted_rows(4, 5, 3)])
 def test_what_is_made_is_declared_up_to_noise(simulation: Simulation, correlation: Any) -> None:
     both = simulation.run(lambda session: session.preprocessing.take(correlation, 2))
     a, b = (x + y for x, y in zip(both[0].masks, both[1].masks, strict=True))

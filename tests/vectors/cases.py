@@ -186,8 +186,8 @@ def _of_known_rows(op: ProtocolOp, width: int) -> Case:
 
 
 def _of_several(op: ProtocolOp, width: int) -> Case:
-    """Return the provider's rows and a cache in one call, twice: units of four queries, of which
-    the second call uses up those of the first, so that all rows are opened again.
+    """Return the provider's rows and a cache in one call, twice: a unit of four queries, which the
+    second call uses up, and a tile of five.
     """
 
     def product(queries: int, seed: int) -> Call:
