@@ -24,7 +24,8 @@ class Shape(NamedTuple):
 
 
 _LATER = 24  # queries of the steps after a prefill
-_LASTING = 8  # steps like this one that a tile should last for
+_STEPS = 16  # steps like this one that a tile begun in it serves
+_LASTING = 8  # such steps that a tile should last for, to stand beside another
 
 
 def shape_for(
@@ -34,11 +35,13 @@ def shape_for(
     a slot, after `met` queries. What a tile costs grows with either.
 
     Queries, in quarters of `most`: as many as the tiles have left that it stands `beside`. If there
-    is none, those at once and some of later steps; or as many as came before, up to `most`, since a
-    text that went on for long may go on for as long. Slots, of `most`, a half and a quarter: as few
-    as hold the rows, and half of what later steps bring, `more` each.
+    is none, those at once and some of later steps; in such a step sixteen times as many, or as many
+    as came before, up to `most`, since a text that went on for long may go on for as long. Slots,
+    of `most`, a half and a quarter: as few as hold the rows, and half of what later steps bring,
+    `more` each.
     """
-    wanted = beside or max(queries + min(_LATER, most // 2), min(met, most))
+    later = min(max(_STEPS * queries, met), most) if met else 0
+    wanted = beside or max(queries + min(_LATER, most // 2), later)
     quarter = max(1, most // 4)
     some = min(-(-wanted // quarter) * quarter, 2 * most)
     held = rows + (some // queries * more // 2 if met else 0)

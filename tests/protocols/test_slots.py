@@ -61,7 +61,7 @@ def test_tiles_are_as_large_as_what_is_to_come() -> None:
     assert shape_for(256, 500, 128) == (256, 128)
     assert shape_for(3, 46, 128, met=63) == (64, 64)
     assert shape_for(3, 65, 128, met=120) == (128, 128)
-    assert shape_for(15, 57, 128, met=96, more=5) == (96, 128)
+    assert shape_for(15, 57, 128, met=96, more=5) == (128, 128)
     assert shape_for(1, 1, 128, met=64, beside=32) == (32, 32)
 
 
