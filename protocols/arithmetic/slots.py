@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -99,9 +99,8 @@ class Slots:
     met: int = 0  # queries so far
 
     def copy(self) -> Slots:
-        return Slots(
-            {t: copy.copy(v) for t, v in self.tiles.items()}, dict(self.slot_of), self.begun
-        )
+        tiles = {t: copy.copy(v) for t, v in self.tiles.items()}
+        return replace(self, tiles=tiles, slot_of=dict(self.slot_of))
 
     def schedule(self, ids: np.ndarray, queries: int, most: int) -> Schedule:
         """Plan a product of `queries` queries and the rows with these ids [positions], -1 where

@@ -244,7 +244,7 @@ def test_a_row_is_opened_once() -> None:
     again = [*first, Product("rows", 1, 1, 2)]
     assert _traffic(again, 16) == words * caching.D * (CAP + 2)
     columns: list[Command] = [Append(0, 0, CAP, 0), Product("columns", 1, 1, 1)]
-    assert _traffic(columns, 16) == words * (caching.D * CAP + 16)
+    assert _traffic(columns, 16) == words * (caching.D * CAP + 8)
 
 
 def test_nothing_is_sent_for_an_empty_cache() -> None:

@@ -133,7 +133,7 @@ def _fixed(shape: Sequence[int], largest: float, seed: int = 0) -> np.ndarray:
 
 # ---- sequences on a cache
 
-HEADS, POSITIONS, DEPTH, TILE = 2, 4, 2, 4
+HEADS, POSITIONS, DEPTH, TILE = 2, 4, 2, 5
 
 
 def _rows(count: int, seed: int) -> Given:
@@ -148,8 +148,8 @@ EMPTY = Given(np.zeros((HEADS, POSITIONS, DEPTH), FLOAT), "public")
 
 
 def _decoding(op: ProtocolOp, width: int) -> Case:
-    """Return two positions and one; one position of the second is then written again (a rejected
-    draft). Each product opens only rows that are new since the last one.
+    """Return three positions and one, which is then written again (a rejected draft). Each product
+    opens only rows that are new since the last one.
     """
 
     def product(cache: int, queries: int, seed: int) -> Call:
@@ -159,11 +159,11 @@ def _decoding(op: ProtocolOp, width: int) -> Case:
     return Case(
         "rows already open",
         (
-            _append(EMPTY, 2, 0, 1),
-            product(0, 1, 2),
-            _append(Made(0), 1, 2, 3),
-            product(2, 2, 4),
-            _append(Made(2), 1, 2, 5),
+            _append(EMPTY, 3, 0, 1),
+            product(0, 2, 2),
+            _append(Made(0), 1, 3, 3),
+            product(2, 1, 4),
+            _append(Made(2), 1, 3, 5),
             product(4, 1, 6),
         ),
     )
