@@ -34,11 +34,11 @@ def shape_for(
     """Return the shape of a fresh tile for `queries` at once, 2 `most` at most, and `rows` without
     a slot, after `met` queries. What a tile costs grows with either.
 
-    Queries, in quarters of `most`: as many as the tiles have left that it stands `beside`. If there
-    is none, those at once and some of later steps; in such a step sixteen times as many, or as many
-    as came before, up to `most`, since a text that went on for long may go on for as long. Slots,
-    of `most`, a half and a quarter: as few as hold the rows, and half of what later steps bring,
-    `more` each.
+    Queries, in quarters of `most`: `beside`, what the tiles that it stands beside have left at
+    most. If there is none, those at once and some of later steps; in such a step sixteen times as
+    many, or as many as came before, up to `most`, since a text that went on for long may go on for
+    as long. Slots, of `most`, a half and a quarter: as few as hold the rows, and after a prefill
+    half of those that later steps bring, if each brings `more`.
     """
     later = min(max(_STEPS * queries, met), most) if met else 0
     wanted = beside or max(queries + min(_LATER, most // 2), later)

@@ -20,7 +20,10 @@ def test_slots_only_move_forward(size: int, calls: list[tuple[int, list[int]]]) 
     asked: set[tuple[int, int]] = set()
     for queries, names in calls:
         ids = np.array(sorted(set(names)) + [-1])
+        rehearsed = slots.copy()
+        rehearsed.schedule(ids, queries, size)
         plan = slots.schedule(ids, queries, size)
+        assert rehearsed == slots
         assert not shapes.keys() & plan.fresh
         shapes |= plan.fresh
         for o in plan.openings:
