@@ -348,7 +348,8 @@ class Decoder:
     ) -> None:
         """Go dry through a forward of `count` rows that is ready, and a step of `then` rows after
         it. Of a decode step only the first row is taken to stay: which rows will is not known yet,
-        and the length of the block, hence what a step takes, seldom depends on it.
+        and what a step takes seldom depends on it, by the length of the block or by when a tile of
+        the cache is begun.
         """
         self._session = dry
         self._forward(count, None, function, *args)
