@@ -33,7 +33,8 @@ CLAIMS = (
     Claim(
         "SmolLM2-135M-Instruct, which somebody else trained, answers between two processes: the "
         "first token after 121 s in the mean of four questions, a later one 3.0 s online and 1.6 "
-        "ahead in the mean, on a host of middling speed",
+        "ahead in the mean of seven in which no tile of the cache is made, on a host of middling "
+        "speed",
         "smollm2",
         "published-model",
     ),

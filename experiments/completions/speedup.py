@@ -237,9 +237,9 @@ def tables(files: Files) -> list[str]:
     """Return the table of committed runs, with where it comes from."""
     runs = [record for data in files.values() for record in data["runs"]]
     busiest = max(r["others"] for r in runs)
-    before = [r["machine"]["load"][0] for r in runs]
+    before = [r["load_start"] for r in runs]
     load = (
-        f"load {min(before):.2f} to {max(before):.2f} at the start, other work at most "
+        f"load {min(before):.2f} to {max(before):.2f} as runs began, other work at most "
         f"{busiest:.2f} cores"
     )
     under = saved.under_table(files, (r["machine"] for r in runs), load)

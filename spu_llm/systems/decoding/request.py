@@ -180,8 +180,9 @@ class GenerationRequest:
 
     def sizes(self, config: ModelConfig, prefix: int = 0) -> tuple[int, ...]:
         """Return the sizes that the block has one after the other, in rows: each some quarter more
-        than the one before. All of them, with `prefix` rows before, have tiles of one size
-        (`protocols.functions.aggregation.tile_for`), so that no row moves.
+        than the one before. All of them, with `prefix` rows before, have units of one size
+        for rows that the provider knows (`protocols.functions.aggregation.tile_for`), so that these
+        are not opened again.
         """
         most, size = self.capacity(config), self.begun(config) + self.step_rows
         size = max(_LEAST_ROWS - prefix, _rounded(size))
