@@ -56,7 +56,7 @@ class TestRowsOfSeveral(ComposedContract):
         Case(
             (X % 8 * 8, OTHERS % 5, ROWS % 5),
             ("client", "arith", "provider"),
-            {"tile": 2, "shift": 3},
+            {"tile": 4, "shift": 3},
         ),
         Case((X, NOTHING, ROWS), ("arith", "provider", "arith"), {"tile": 2}),
     ]
