@@ -212,14 +212,17 @@ class Linear(NamedTuple):
         both = (np.split(part, parts, axis=-1) for part in self)
         return [Linear(*part) for part in zip(*both, strict=True)]
 
+    def lengths(self) -> np.ndarray:
+        """Return the lengths [m] of the weight's columns, with no other array of its size."""
+        return np.asarray(np.sqrt(np.einsum("ij,ij->j", self.weight, self.weight)))
+
     def largest_product(self, square: float) -> float:
         """Return the most that any entry of x @ weight can be."""
-        return float(np.sqrt(square) * np.max(np.linalg.norm(self.weight, axis=0)))
+        return float(np.sqrt(square) * np.max(self.lengths()))
 
     def largest_entries(self, square: float) -> np.ndarray:
         """Return the most that each entry [m] of x @ weight + bias can be."""
-        lengths = np.linalg.norm(self.weight, axis=0)
-        return np.asarray(np.sqrt(square) * lengths + np.abs(self.bias))
+        return np.asarray(np.sqrt(square) * self.lengths() + np.abs(self.bias))
 
     def largest(self, square: float) -> float:
         """Return the most that any entry of x @ weight + bias can be."""

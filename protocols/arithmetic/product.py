@@ -58,11 +58,12 @@ from spu_llm.core.values import (
     low_bits,
 )
 from spu_llm.offline.packed.ring import N as SLOTS
-from spu_llm.offline.silent.ring import SPARE_BITS, N
+from spu_llm.offline.silent.ring import SPARE_BITS
 
 _TRIPLES = 1 << 12  # made at once: few are taken, so few are left over
 _WORDS = 1 << 15  # of squares made at once: SPU packs them in batches of 2^14
-_WINDOW = 1 << 21  # words of masks and products that are made at once
+_WINDOW = 1 << 21  # words of masks and products that are made at once, at most
+_POSITIONS = 64  # of a matrix that are made at once: its hint is read for any number of them
 LIFT = 12  # bits that inputs of `linear` are lifted by
 
 
@@ -138,7 +139,7 @@ def masked_product(label: str, k: int, m: int) -> Correlation:
     """Return the correlation of masks r [k] of the client times the provider's matrix [k, m] that
     `label` names, up to the noise of `spu_llm.offline.silent.products`, which makes the products.
     """
-    rows = N
+    rows = _POSITIONS
     while rows > 1 and rows * (k + m) > _WINDOW:
         rows //= 2
     return Correlation(

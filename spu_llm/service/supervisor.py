@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from spu_llm.core import blas
 from spu_llm.core.errors import (
     InputError,
     LimitError,
@@ -315,7 +316,7 @@ class Worker:
 
 def _environment() -> dict[str, str]:
     """Return what a worker may know of this process's environment, which may hold secrets."""
-    return {
+    return blas.settings() | {
         name: value for name, value in os.environ.items() if name in _KEPT or name.startswith("LC_")
     }
 

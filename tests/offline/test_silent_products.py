@@ -99,7 +99,8 @@ def test_the_provider_adds_noise_of_its_own() -> None:
     _, provider = two.take(c, N, w)
     use, key = two.products[PROVIDER]._uses[c.name], two.products[PROVIDER]._keys[0]
     assert use.own is not None
-    wide = (provider.results[0].T - ring.product(key, use.own.small(slice(0, 9)))).view(np.int64)
+    product = ring.exact_product(key[None], ring.transform(use.own.small(slice(0, 9))))
+    wide = (provider.results[0].T - product).view(np.int64)
     half = 1 << WIDE_BITS - 1
     assert -half <= wide.min() < -0.99 * half and 0.99 * half < wide.max() < half
     counts = np.bincount((wide.reshape(-1) + half) >> (WIDE_BITS - 8), minlength=256)

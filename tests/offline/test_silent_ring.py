@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spu_llm.core.prg import Prg
+from spu_llm.offline import rlwe
 from spu_llm.offline.silent import hint, ring
 from spu_llm.offline.silent.ring import N
 from tests.offline.silent_pair import chi_square, looks_uniform
@@ -73,17 +74,42 @@ def test_rounding_is_far_from_a_wrong_integer() -> None:
     """Before it is rounded, a sum is off by less than 2^-14; half would be too much."""
     s = ring.transform(ring.ternary(Prg.from_seed(2, "margin"), 32))
     limbs = (ring.public("margin", 0, 32) >> np.uint64(37)).astype(np.float64)
-    sums = ring.inverse(ring.transform(limbs) * s)
+    sums = rlwe.inverse(ring.transform(limbs) * s)
     assert np.abs(sums - np.rint(sums)).max() < 2.0**-14
 
 
-def test_fast_product_is_close() -> None:
-    a, prg = ring.public("close", 0, 64), Prg.from_seed(3, "close")
-    s = ring.transform(ring.ternary(prg, 64))
-    for words in (a, a >> np.uint64(24) << np.uint64(24)):  # keys, hints
-        actual = ring.product(ring.transform(ring.fractions(words)), s)
-        error = (actual - ring.exact_product(words, s)).view(np.int64)
-        assert np.abs(error).max() < 2**20 and error.std() < 2**17
+@settings(max_examples=40)
+@given(
+    st.sampled_from(KINDS),
+    st.sampled_from(SMALL),
+    st.integers(0, N - 1),
+    st.integers(0, 70),
+    st.integers(0, 10**6),
+)
+def test_some_coefficients(kind: str, small_kind: str, start: int, count: int, seed: int) -> None:
+    """Those of whole products, whichever factor the columns are of, and of a hint's rows."""
+    window = slice(start, min(start + count, N))
+    rows = np.stack([polynomial(kind, seed), polynomial("uniform", seed + 1)])
+    s = small(small_kind, seed)
+    whole = ring.exact_product(rows, ring.transform(s))[:, window]
+    of_small = ring.columns(s, window)
+    np.testing.assert_array_equal(ring.words_times(rows, of_small), whole)
+    for words, wanted in zip(rows, whole, strict=True):
+        of_words = ring.halves(ring.columns(words, window))
+        np.testing.assert_array_equal(ring.small_times(s[None], of_words), wanted[None])
+    hints = rows >> np.uint64(24) << np.uint64(24)
+    kept = hints.view(np.uint8).reshape(2, N, 8)[..., 3:]
+    whole = ring.exact_product(hints, ring.transform(s))[:, window]
+    np.testing.assert_array_equal(hint.times(kept, of_small), whole)
+
+
+def test_words_of_64_bits() -> None:
+    """Products of keys P, all of whose bits count, with u: as sums that wrap say."""
+    key, u = Prg.from_seed(8, "key").words((N,)), ring.ternary(Prg.from_seed(8, "u"), 3)
+    actual = ring.small_times(u, ring.halves(ring.columns(key, slice(N - 3, N))))
+    for row in range(3):
+        wanted = [coefficient(key, u[row], n) for n in range(N - 3, N)]
+        assert [int(x) for x in actual[row]] == wanted
 
 
 def test_ternary() -> None:

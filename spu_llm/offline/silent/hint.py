@@ -77,9 +77,8 @@ class Secrets:
         self.name = self._prg.child("name").words((4,)).tobytes().hex()  # of the hint
 
     def small(self, rows: slice) -> np.ndarray:
-        """Return u_o of one of `slices`, transformed: complex [rows, N / 2]."""
-        stream = self._prg.child(f"u {rows.start}")
-        return ring.transform(ring.ternary(stream, rows.stop - rows.start))
+        """Return u_o of one of `slices`: float64 [rows, N], -1, 0 or 1."""
+        return ring.ternary(self._prg.child(f"u {rows.start}"), rows.stop - rows.start)
 
     def noise(self, rows: slice) -> np.ndarray:
         """Return e'_o of one of `slices`: words [rows, N]."""
@@ -101,7 +100,7 @@ def make(matrix: Matrix, factor: Factor, own: Secrets, jobs: int = 1) -> np.ndar
         for rows in slices(len(hidden)):
             own_rows = slice(first + rows.start, first + rows.stop)
             masked = hidden[rows] + own.noise(own_rows)
-            masked += ring.exact_product(base, own.small(own_rows))
+            masked += ring.exact_product(base, ring.transform(own.small(own_rows)))
             rounded = np.ascontiguousarray((masked + half) >> _DROPPED)
             kept[own_rows] = rounded.view(np.uint8).reshape(-1, N, 8)[..., :BYTES]
 
@@ -120,8 +119,15 @@ def _times_inputs(matrix: Matrix, factor: Factor, outputs: slice) -> np.ndarray:
     return total.T
 
 
-def transformed(kept: np.ndarray) -> np.ndarray:
-    """Return the transform of some rows of a hint (bytes [rows, N, 5]) as parts of q."""
-    words = np.zeros((len(kept), N, 8), np.uint8)
-    words[..., 8 - BYTES :] = kept
-    return ring.transform(ring.fractions(words.view(np.uint64)[..., 0]))
+def times(kept: np.ndarray, small: np.ndarray) -> np.ndarray:
+    """Multiply rows of a hint (bytes [rows, N, 5]) by `ring.columns` [N, count] of a polynomial of
+    coefficients in {-1, 0, 1}: words [rows, count], exact.
+    """
+    # A word that ends with each coefficient: what stands below it is shifted out.
+    behind = 8 - BYTES
+    data = np.zeros(behind + kept.size, np.uint8)
+    data[behind:] = kept.reshape(-1)
+    words: np.ndarray = np.ndarray((len(kept), N), "<i8", data.data, 0, (ROW_BYTES, BYTES))
+    # Whole numbers below 2^39 in size, N of which add up to less than 2^53.
+    numbers = (words >> np.int64(8 * behind)).astype(np.float64)
+    return (numbers @ small).astype(np.int64).view(np.uint64) << _DROPPED

@@ -151,7 +151,7 @@ class SilentProducts:
             durable.open_folder(directory)
         self._provider_key = store.provider_key(directory) if rank != CLIENT else b""
         self._uses: dict[str, _Use] = {}
-        self._keys: list[np.ndarray] = []  # transforms of s at the client, of P at the provider
+        self._keys: list[np.ndarray] = []  # s at the client, P at the provider
         self._on_hint = on_hint
 
     # ---- step 1
@@ -288,37 +288,36 @@ class SilentProducts:
         return joined(pieces) if pieces else no_units(correlation)
 
     def _next_key(self) -> np.ndarray:
-        """Draw s and send P, at the client, or receive P, and return the transform of s or of P
-        (step 2).
-        """
+        """Draw s and send P, at the client, or receive P, and return s [N] or P [N] (step 2)."""
         if self.rank == CLIENT:
-            s = ring.transform(ring.ternary(self._own, 1)[0])
+            s = ring.ternary(self._own, 1)[0]
             base = hints.public_key_base()[None]
-            key = ring.exact_product(base, s)[0] + ring.noise(self._own, (N,))
+            key = ring.exact_product(base, ring.transform(s))[0] + ring.noise(self._own, (N,))
             self._channel.send(key.tobytes())
             return s
-        key = np.frombuffer(recv_exactly(self._channel, 8 * N), np.uint64)
-        return ring.transform(ring.fractions(key))
+        return np.frombuffer(recv_exactly(self._channel, 8 * N), np.uint64)
 
     def _positions(self, use: _Use, key: np.ndarray, window: slice) -> Correlations:
         """Make the positions `window` under one key (steps 3 and 4)."""
         matrix, count = use.matrix, window.stop - window.start
         masks = np.zeros((count, matrix.inputs), np.uint64)
         share = np.empty((count, matrix.outputs), np.uint64)
+        columns = ring.columns(key, window)
+        if self.rank != CLIENT:
+            columns = ring.halves(columns)
 
         def mask(drawn: tuple[slice, np.ndarray]) -> None:
             rows, noise = drawn
             a = hints.public_inputs(matrix, rows.start, rows.stop - rows.start)
-            hidden = ring.exact_product(a, key)[:, window] + noise
+            hidden = ring.words_times(a, columns) + noise
             masks[:, rows] = (np.uint64(0) - hidden).T
 
         def own_share(rows: slice) -> None:
-            product = ring.product(hints.transformed(use.hint[rows]), key)[:, window]
-            share[:, rows] = (np.uint64(0) - product).T
+            share[:, rows] = (np.uint64(0) - hints.times(use.hint[rows], columns)).T
 
         def others_share(rows: slice) -> None:
             assert use.own is not None
-            share[:, rows] = ring.product(key, use.own.small(rows))[:, window].T
+            share[:, rows] = ring.small_times(use.own.small(rows), columns).T
 
         if self.rank == CLIENT:
             rows_and_noise = (

@@ -1,8 +1,9 @@
 """Polynomials modulo X^N + 1 and q = 2^54: what silent products with weights are made of.
 
 A coefficient stands in the top 54 bits of a word (uint64), so that words wrap as q does and the low
-10 bits are zero. Products with polynomials of small coefficients are taken by floating-point
-transforms (`spu_llm.offline.rlwe`).
+10 bits are zero. Whole products with polynomials of small coefficients are taken by floating-point
+transforms (`spu_llm.offline.rlwe`), a few coefficients of them by products of matrices: all are
+exact.
 
 Parameters: N = 2048, q = 2^54, uniform ternary secrets, centred binomial noise of standard
 deviation 3.24. This is the row "128 bits, classical, ternary secret" of the homomorphic encryption
@@ -27,7 +28,7 @@ import numpy as np
 
 from spu_llm.core.prg import Prg
 from spu_llm.offline import rlwe
-from spu_llm.offline.rlwe import inverse, transform, whole
+from spu_llm.offline.rlwe import transform, whole
 
 N = 2048
 MODULUS_BITS = 54
@@ -63,16 +64,42 @@ def exact_product(words: np.ndarray, small: np.ndarray) -> np.ndarray:
     return (out[0] + (out[1] << np.int64(_LIMB))).view(np.uint64) << _SPARE
 
 
-def product(transformed: np.ndarray, small: np.ndarray) -> np.ndarray:
-    """Return words, given by the transform of their `fractions`, times polynomials of coefficients
-    in {-1, 0, 1}, given by their transform (each [N / 2] or [rows, N / 2]): words [rows, N] of 64
-    bits, off by some 2^16 and less than 2^20.
+# ---- some coefficients of products: y x is y @ columns(x)
+
+
+def columns(x: np.ndarray, window: slice) -> np.ndarray:
+    """Return the matrix [N, count] that makes of the coefficients of a polynomial those of its
+    product with x [N] (words or doubles) at the places `window`.
     """
-    y = inverse(transformed * small)
-    y -= np.rint(y)
-    return np.rint(y * 2.0**63).astype(np.int64).view(np.uint64) << np.uint64(1)
+    turned = np.concatenate([x, np.zeros_like(x) - x])  # X^N is -1
+    places = np.arange(window.start, window.stop) - np.arange(N)[:, None]
+    return turned[places % (2 * N)]
 
 
-def fractions(words: np.ndarray) -> np.ndarray:
-    """Return words as parts of 2^64, in [-1/2, 1/2)."""
-    return words.view(np.int64).astype(np.float64) * 2.0**-64
+def words_times(x: np.ndarray, small: np.ndarray) -> np.ndarray:
+    """Multiply words [rows, N] by `columns` [N, count] of a polynomial of coefficients in
+    {-1, 0, 1}: words [rows, count].
+    """
+    return _from_halves(halves(x) @ small)
+
+
+def small_times(x: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """Multiply coefficients in {-1, 0, 1}, float64 [rows, N], by `columns` of words, given by their
+    `halves` [2, N, count]: words [rows, count].
+    """
+    return _from_halves(x @ words)
+
+
+def halves(x: np.ndarray) -> np.ndarray:
+    """Return the low and the high half of words: float64 [2, ...]. N of them add up to less than
+    2^53, so that sums are exact in any order.
+    """
+    parts = np.ascontiguousarray(x).view(np.uint32).reshape(*x.shape, 2)
+    made = np.empty((2, *x.shape))
+    made[0], made[1] = parts[..., 0], parts[..., 1]
+    return made
+
+
+def _from_halves(sums: np.ndarray) -> np.ndarray:
+    low, high = sums.astype(np.int64).view(np.uint64)
+    return low + (high << np.uint64(32))
