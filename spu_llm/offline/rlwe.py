@@ -12,6 +12,7 @@ from spu_llm.core.prg import Prg
 NOISE_PAIRS = 21  # of coins: the variance of the noise is half of it
 _COINS = np.uint64((1 << NOISE_PAIRS) - 1)
 _ELEVEN, _SHIFT_11 = np.uint64((1 << 11) - 1), np.uint64(11)
+_TERNARY = np.arange(255) % 3 - 1.0  # of a byte; drawn faster than divided
 _ONES = np.array([bin(i).count("1") for i in range(1 << 11)], np.int8)
 
 
@@ -40,7 +41,7 @@ def ternary(prg: Prg, count: int, n: int) -> np.ndarray:
     while coefficients.size < wanted:
         drawn = prg.words((wanted // 7,)).view(np.uint8)
         coefficients = np.concatenate([coefficients, drawn[drawn < 255]])
-    return (coefficients[:wanted] % np.uint8(3)).astype(np.float64).reshape(count, n) - 1.0
+    return _TERNARY[coefficients[:wanted]].reshape(count, n)
 
 
 def noise(prg: Prg, shape: tuple[int, ...]) -> np.ndarray:
