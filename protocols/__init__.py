@@ -7,4 +7,4 @@ somebody decides whether the version must, too: always when one party alone woul
 (Before a call, the parties also compare the whole program, constants included.)
 """
 
-VERSION = 13
+VERSION = 14

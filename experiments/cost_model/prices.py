@@ -144,8 +144,8 @@ def kind_of(correlation: Correlation) -> str:
 
 
 def _masked_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Return the terms of a batch of silent products: for seconds, a constant and the transforms of
-    inputs and of outputs; for bytes, zero.
+    """Return the terms of a batch of silent products: for seconds, a constant, inputs and outputs;
+    for bytes, zero.
     """
     assert correlation.fixed is not None
     return [1.0, *map(float, correlation.fixed.shape)] if figure == "seconds" else [0.0]

@@ -63,8 +63,8 @@ from spu_llm.offline.silent.ring import SPARE_BITS
 _TRIPLES = 1 << 12  # made at once: few are taken, so few are left over
 _WORDS = 1 << 15  # of squares made at once: SPU packs them in batches of 2^14
 _WINDOW = 1 << 21  # words of masks and products that are made at once, at most
-# Of a matrix that are made at once. Its hint is read as a whole for any number of them, so more take
-# less time each, and a short text leaves more of them over.
+# Positions of a matrix that are made at once. Its whole hint is read for any number of them: larger
+# batches take less time for each, and a short text leaves more of them unused.
 _POSITIONS = 64
 LIFT = 12  # bits that inputs of `linear` are lifted by
 

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from spu_llm.app import config, serving
 from spu_llm.app.output import unforeseen
 from spu_llm.app.printing import guard, say, tell_traceback
-from spu_llm.core import blas
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.jax_settings import settle
 from spu_llm.core.printable import one_line
@@ -83,7 +82,6 @@ def main(argv: list[str] | None = None) -> None:
     """Run a command and exit: 0 success, 2 bad input, 1 any other failure, 130 interrupted."""
     started = time.monotonic()
     settle()
-    os.environ.update(blas.settings())
     signal.signal(signal.SIGTERM, _terminated)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _terminated)

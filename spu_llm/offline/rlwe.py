@@ -12,7 +12,7 @@ from spu_llm.core.prg import Prg
 NOISE_PAIRS = 21  # of coins: the variance of the noise is half of it
 _COINS = np.uint64((1 << NOISE_PAIRS) - 1)
 _ELEVEN, _SHIFT_11 = np.uint64((1 << 11) - 1), np.uint64(11)
-_TERNARY = np.arange(255) % 3 - 1.0  # of a byte; drawn faster than divided
+_TERNARY = np.arange(255) % 3 - 1.0  # by byte: looking up is faster than dividing
 _ONES = np.array([bin(i).count("1") for i in range(1 << 11)], np.int8)
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from spu_llm.core import blas
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.core.settings import OWN
 from spu_llm.net.shaping import NETWORKS, shape_of
@@ -86,6 +87,7 @@ def own_provider(command: Sequence[str], network: str) -> Iterator[Server]:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[writable],
+                env=os.environ | blas.settings(),
                 start_new_session=True,
             )
         finally:

@@ -88,6 +88,7 @@ def test_masks_differ_and_shares_look_random() -> None:
     client, provider = two.take(correlation_of(3, 4, chunk=N), 2 * N, matrix(2, 3, 4))
     masks = client.masks[0]
     assert len(np.unique(masks)) == masks.size and not (masks & np.uint64(1023)).any()
+    assert not (client.results[0] & np.uint64(2**24 - 1)).any()
     for words in (masks, client.results[0], provider.results[0]):
         top = (words >> np.uint64(63)).mean()
         assert abs(top - 0.5) < 6 * 0.5 / np.sqrt(words.size)

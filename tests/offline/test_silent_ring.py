@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,13 +104,29 @@ def test_some_coefficients(kind: str, small_kind: str, start: int, count: int, s
     np.testing.assert_array_equal(hint.times(kept, of_small), whole)
 
 
-def test_words_of_64_bits() -> None:
+@pytest.mark.parametrize("word", [None, 2**64 - 1, 2**63, 2**32 - 1, 2**32])
+def test_words_of_64_bits(word: int | None) -> None:
     """Products of keys P, all of whose bits count, with u: as sums that wrap say."""
-    key, u = Prg.from_seed(8, "key").words((N,)), ring.ternary(Prg.from_seed(8, "u"), 3)
-    actual = ring.small_times(u, ring.halves(ring.columns(key, slice(N - 3, N))))
-    for row in range(3):
-        wanted = [coefficient(key, u[row], n) for n in range(N - 3, N)]
-        assert [int(x) for x in actual[row]] == wanted
+    prg = Prg.from_seed(8, "key")
+    key = prg.words((N,)) if word is None else np.full(N, word, np.uint64)
+    u = np.concatenate([ring.ternary(prg, 2), np.ones((1, N)), -np.ones((1, N))])
+    for start in (0, N - 3):
+        actual = ring.small_times(u, ring.halves(ring.columns(key, slice(start, start + 3))))
+        for row, small_row in zip(actual, u, strict=True):
+            wanted = [coefficient(key, small_row, n) for n in range(start, start + 3)]
+            assert [int(x) for x in row] == wanted
+
+
+def test_rows_of_a_kept_hint(tmp_path: Path) -> None:
+    """A slice of a file that is mapped, behind its digest; no rows are none."""
+    prg = Prg.from_seed(9, "kept")
+    content = prg.words((3, N, 5)).view(np.uint8)[..., :5].copy()
+    (tmp_path / "hint").write_bytes(bytes(32) + content.tobytes())
+    mapped = np.memmap(tmp_path / "hint", np.uint8, "r")[32:].reshape(content.shape)
+    small_columns = ring.columns(ring.ternary(prg, 1)[0], slice(N - 2, N))
+    whole = hint.times(content, small_columns)
+    np.testing.assert_array_equal(hint.times(mapped[1:], small_columns), whole[1:])
+    assert hint.times(mapped[:0], small_columns).shape == (0, 2)
 
 
 def test_ternary() -> None:

@@ -69,11 +69,20 @@ def test_masked_product_with_a_private_matrix(simulation: Simulation) -> None:
 
 
 def test_masked_products_stay_within_memory() -> None:
-    """Masks and products that are made at once, whatever the shape."""
-    for k, m in ((256, 768), (1024, 256), (768, 3072), (768, 50257), (50257, 768)):
+    """Masks and products that are made at once, whatever the shape: 64 positions, or fewer of large
+    matrices. Another number is another version of the protocols, since batches are counted.
+    """
+    for k, m, positions in (
+        (1, 1, 64),
+        (768, 3072, 64),
+        (16384, 16384, 64),
+        (16384, 16385, 32),
+        (768, 50257, 32),
+        (50257, 768, 32),
+        (1 << 21, 1, 1),
+    ):
         correlation = product.masked_product("test", k, m)
-        assert 32 <= correlation.chunk <= N and N % correlation.chunk == 0
-        assert correlation.chunk * (k + m) <= 1 << 21
+        assert correlation.chunk == positions and N % positions == 0
 
 
 @pytest.mark.parametrize("width", [64, 32, 24, 8])

@@ -128,6 +128,6 @@ def times(kept: np.ndarray, small: np.ndarray) -> np.ndarray:
     data = np.zeros(behind + kept.size, np.uint8)
     data[behind:] = kept.reshape(-1)
     words: np.ndarray = np.ndarray((len(kept), N), "<i8", data.data, 0, (ROW_BYTES, BYTES))
-    # Whole numbers below 2^39 in size, N of which add up to less than 2^53.
+    # Whole numbers of at most 2^39 in size, N of which add up to less than 2^53.
     numbers = (words >> np.int64(8 * behind)).astype(np.float64)
     return (numbers @ small).astype(np.int64).view(np.uint64) << _DROPPED

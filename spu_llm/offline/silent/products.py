@@ -13,7 +13,7 @@ Public, from streams of fixed labels (`rlwe.public`): a_j for every input of eve
   2. Once per N positions, the client: s ternary and fresh; its *key* P = p s + e_p goes to the
      provider. It serves all matrices.
   3. Masks: r_j = -(a_j s + e_j), with fresh noise e_j. Nobody sends them. The client's share of
-     r W is -hint s.
+     r W is -hint s, a multiple of 2^24: its low bits mask nothing.
   4. The provider's share is P u_o + e''_o, e'' uniform of WIDE_BITS bits.
 
 Error. The shares add up to r W + W^T e + e_p u + e'' - e' s - d s, d what rounding leaves out of
