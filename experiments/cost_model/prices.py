@@ -48,6 +48,7 @@ from spu_llm.offline.packed.products import owners
 
 SHIPPED = Path(__file__).parent / "prices.json"
 FIGURES = ("seconds", "client_to_provider", "provider_to_client")
+_OF_COMMIT = ": of commit "  # in an origin, after kinds that are not of its runs
 _SLOTS = 8192  # words that a ciphertext holds
 # Of random transfers, and next to nothing sent; `field`: transfers of the field's elements.
 _MADE_ALIKE = {"transfer": "gate", "field": "gate"}
@@ -289,13 +290,24 @@ def with_others(fresh: Prices, before: Prices) -> Prices:
     kept = sorted(before.messages.keys() - fresh.messages.keys())
     if not kept:
         return fresh
+    by_commit: dict[str, list[str]] = defaultdict(list)
+    older = _older(before.origin)
+    for kind in kept:
+        by_commit[older.get(kind, before.machine["commit"])].append(kind)
+    others = (f"{', '.join(kinds)}{_OF_COMMIT}{commit}" for commit, kinds in by_commit.items())
     return replace(
         fresh,
-        origin=f"{fresh.origin}; {', '.join(kept)}: of commit {before.machine['commit']}",
+        origin="; ".join([fresh.origin, *others]),
         flat={**before.flat, **fresh.flat},
         fitted={**before.fitted, **fresh.fitted},
         messages={**before.messages, **fresh.messages},
     )
+
+
+def _older(origin: str) -> dict[str, str]:
+    """Return the commits that an origin names for kinds that were kept before."""
+    parts = (part.partition(_OF_COMMIT) for part in origin.split("; "))
+    return {kind: commit for names, _, commit in parts if commit for kind in names.split(", ")}
 
 
 def _mean(costs: Sequence[Cost]) -> Cost:

@@ -109,6 +109,22 @@ def test_a_unit_of_known_rows_takes_half_the_bytes_of_a_tile() -> None:
         assert size == pytest.approx(whole / 2)
 
 
+def test_prices_that_are_kept_say_of_which_commit() -> None:
+    """A kind that neither of two later runs takes keeps the commit of its own."""
+
+    def of(commit: str, *kinds: str) -> Prices:
+        costs = {kind: dict.fromkeys(FIGURES, 1.0) for kind in kinds}
+        messages = dict.fromkeys(kinds, 2.0)
+        return Prices({"commit": commit}, [], "these runs; of 3", costs, {}, messages, {}, {})
+
+    second = prices.with_others(of("b", "x", "y"), of("a", "x", "z"))
+    assert second.origin == "these runs; of 3; z: of commit a"
+    third = prices.with_others(of("c", "x"), second)
+    assert third.origin == "these runs; of 3; y: of commit b; z: of commit a"
+    assert set(third.flat) == set(third.messages) == {"x", "y", "z"}
+    assert prices.with_others(second, second) is second
+
+
 # ---- against complete sessions
 
 

@@ -32,6 +32,7 @@ from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.offline.background_producer import _NICENESS, ROUND_TRIP_S
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.preprocessing import Preprocessing
+from spu_llm.offline.silent.ring import N
 from spu_llm.runtime import party_session
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session
@@ -361,11 +362,13 @@ def course_of(calls: int, function: SecureFunction, *args: Any) -> Callable[[Ses
 def run(session: PartySession, x: np.ndarray, *, beside: bool) -> Any:
     """Return three calls, the later ones' correlated randomness made in the background of the ones
     before, if so: results, what was sent in which way, and the meter's entries. Nothing is there
-    before.
+    before, and the next products with weights are under another key.
     """
     args = arguments(session, x)
     for need in session.demand(FORWARD, *args)[0].correlations.values():
         there = session.preprocessing.available(need.correlation)
+        if use := session.preprocessing.products._uses.get(need.correlation.name):
+            there += -use.next % N
         session.preprocessing.take(need.correlation, there, need.fixed)
     session.prefetches, mark = beside, len(session.meter.entries)
     sent: list[list[int]] = []
