@@ -41,7 +41,7 @@ class Control:
 
     `ended` is set when the peer says goodbye or the connection fails; `check` then says which.
     `progress` may be raised by the owner and goes out with each heartbeat; `peer_progress` is what
-    the peer has said of itself. The owner sets `begun` when its worker gets its task.
+    the peer has said of itself.
     """
 
     def __init__(self, relay: Relay, silence_s: float = SILENCE_S) -> None:
@@ -51,7 +51,6 @@ class Control:
         self.relay = relay
         self.ended = threading.Event()
         self.peer_bye: Bye | None = None
-        self.begun = False
         self.progress = self.peer_progress = 0
         self._silence_s = silence_s
         self._ticket: bytes | None = None
@@ -79,11 +78,11 @@ class Control:
 
     def check(self) -> None:
         """Raise the `PeerError` that ended the session, a peer's unhappy goodbye included: at a
-        client whose worker has not begun, `BusyError` where the provider had no room. Later, and at
-        a provider, a peer that says so has no more weight than any other.
+        client that has heard nothing of the provider's worker, `BusyError` where there was no room
+        for one. Later, and at a provider, a peer that says so has no more weight than any other.
         """
-        bye = self.peer_bye
-        if bye is not None and bye.busy and self.relay.role == "client" and not self.begun:
+        bye, waits = self.peer_bye, self.relay.role == "client" and not self.relay.heard_worker
+        if bye is not None and bye.busy and waits:
             raise BusyError(bye.reason)
         if bye is not None and not bye.ok:
             raise PeerError(f"the peer ended the session: {bye.reason}")

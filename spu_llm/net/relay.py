@@ -57,6 +57,7 @@ class Relay:
     def __init__(self, stream: ByteStream, shape: NetworkShape, role: Role) -> None:
         self.role: Role = role
         self.failure: PeerError | None = None
+        self.heard_worker = False  # the peer's: something that it sent
         self.ended = threading.Event()
         self._stream = stream
         self._counters = Counters()
@@ -218,6 +219,7 @@ class Relay:
             return  # crossed our ABORT
         if pipe.got_close:
             raise WireError(f"data after the end of stream {frame.stream}")
+        self.heard_worker = True
         if pipe.frames is not None:
             pipe.frames.look(frame.payload)
         try:

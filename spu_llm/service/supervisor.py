@@ -365,7 +365,6 @@ def run_session(
             task, link=tuple(f"{HOST}:{port}" for port in link), messages=messages[PROVIDER]
         )
         begin()
-        control.begun = True
         worker.submit(task)
         result = _follow(control, worker, on_event, look)
         worker.wait(5.0)

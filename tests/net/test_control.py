@@ -88,7 +88,10 @@ def test_a_client_at_work_is_not_told_to_try_again(bench: Bench) -> None:
     pair = bench.controls()
     open_both(pair)
     client, provider = pair
-    client.begun = True
+    worker = bench.worker(lambda sock: None)
+    opened(client.relay, worker.port)
+    bench.dial(opened(provider.relay, 1)).sendall(b"of the provider's worker")
+    assert eventually(lambda: client.relay.heard_worker)
     provider.bye("no room", ok=False, busy=True)
     assert client.ended.wait(SOON_S)
     with pytest.raises(PeerError, match="the peer ended the session: no room") as told:
